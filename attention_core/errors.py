@@ -14,3 +14,11 @@ class ShapeError(ValueError):
 
 class UnsupportedModelError(ValueError):
     """The model is not one whose attention this package reads exactly; the message says which trait is in the way."""
+
+
+class OutOfRangeError(ValueError):
+    """An index (layer, head, query row, token id) lies outside what the model or the text has."""
+
+    def __init__(self, what: str, *, index: int, size: int) -> None:
+        super().__init__(f"{what}: {index} is not in 0..{size - 1}")
+        self.what, self.index, self.size = what, index, size

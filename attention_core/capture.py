@@ -1,0 +1,250 @@
+"""Reading attention out of a running Hugging Face model, layer by layer, holding only what was asked for.
+
+The layer's own output comes from the fused kernel. Beside it, and only for the heads and query rows somebody
+asked for, softmax(q kᵀ / √d) is computed and handed to a consumer, which reduces it and lets go. Layers above the
+last one needed never run. What a call wants travels with the forward call as a keyword; the registration with
+transformers at the end of this module is the only state of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
+
+ATTENTION = "attention_core"  # the name under which transformers knows our attention function
+MAX_PADDED_TOKENS = 4096  # of one batch: its number of texts x its longest text
+BLOCK_WEIGHTS = 1 << 24  # weights computed at once: 64 MiB in float32, whatever the text's length
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of one layer's attention maps of one text, without padding.
+
+        weights[h, q, k] = softmax over k of (query · key / √d), for k up to the row's own token
+
+    where `weights` is [head, query, key] in the order of `heads` and `queries`, float32 (float64 for a float64
+    model). The key axis ends at the last of `queries`; keys after a row's own token are exactly 0. Unit:
+    probability. A view of a larger block: copy what is kept.
+    """
+
+    text: int  # index into the sequences that were read
+    layer: int
+    heads: tuple[int, ...]
+    queries: Sequence[int]
+    weights: Tensor
+
+
+class AttentionReader:
+    """Reads attention rows out of a Qwen2-shaped model.
+
+    Switches the model's attention function to this package's, which calls PyTorch's fused kernel as transformers'
+    own `sdpa` does; the model stays usable for everything else. All sizes come from the model's config.
+
+    Raises UnsupportedModelError for a model that would be read wrongly: another architecture, sliding windows,
+    training mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.backbone: Any = model.base_model  # without the language-model head: nothing here needs logits
+        config = self.backbone.config
+        if config.model_type != "qwen2":
+            raise UnsupportedModelError(f"model_type: expected qwen2, got {config.model_type}")
+        if any(kind != "full_attention" for kind in config.layer_types):
+            raise UnsupportedModelError(
+                "layer_types: sliding windows are not read; expected full_attention throughout"
+            )
+        if model.training:
+            raise UnsupportedModelError("the model is in training mode; call model.eval() first")
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_size: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.vocabulary: int = config.vocab_size
+        model.set_attn_implementation(ATTENTION)
+
+    def kv_head(self, head: int) -> int:
+        """The key/value head that query head `head` reads: head // (heads / kv_heads)."""
+        return head // (self.heads // self.kv_heads)
+
+    def read(
+        self,
+        sequences: Sequence[Sequence[int]],
+        heads: Mapping[int, Sequence[int]],
+        consume: Callable[[Rows], None],
+        *,
+        queries: Sequence[Sequence[int]] | None = None,
+        before_layer: Callable[[int], None] | None = None,
+        max_padded_tokens: int = MAX_PADDED_TOKENS,
+        block_weights: int = BLOCK_WEIGHTS,
+    ) -> None:
+        """Run the model over token ids and hand the attention rows asked for to `consume`.
+
+            A = softmax(q kᵀ / √d + causal mask)
+
+        Texts run sorted by length, in right-padded batches of at most `max_padded_tokens` (a longer text runs
+        alone): with a causal mask, padding on the right cannot reach a real row. For one text and layer the rows
+        arrive in ascending blocks of at most `block_weights` weights a batch; layers arrive in ascending order.
+
+        sequences       token ids per text, none empty
+        heads           {layer: heads of it}; layers above the last named one do not run
+        queries         row indices per text, ascending; None reads every row
+        before_layer    called with the layer's index before its attention is computed; may raise to stop the run
+
+        Raises ShapeError for an empty text or a `queries` of another length, OutOfRangeError for an index
+        outside the model or text. Source: Vaswani et al. 2017, eq. 1. Differs from `output_attentions=True` in
+        holding one block at a time and in leaving the fused kernel in charge of the layer's own output.
+        """
+        wanted = {layer: tuple(heads[layer]) for layer in sorted(heads) if len(heads[layer])}
+        rows = [range(len(ids)) for ids in sequences] if queries is None else queries
+        self._validate(sequences, wanted, rows)
+        if not wanted:
+            return
+        device = self.backbone.device
+        for texts in _batches([len(ids) for ids in sequences], max_padded_tokens):
+            longest = max(len(sequences[text]) for text in texts)
+            ids = torch.zeros(
+                len(texts), longest, dtype=torch.long
+            )  # [text, token]; any id will do as padding
+            for place, text in enumerate(texts):
+                ids[place, : len(sequences[text])] = torch.as_tensor(sequences[text])
+            capture = _Capture(
+                texts, [rows[text] for text in texts], wanted, consume, before_layer, block_weights
+            )
+            with torch.inference_mode():
+                with contextlib.suppress(_LastLayerRead):
+                    self.backbone(input_ids=ids.to(device), use_cache=False, capture=capture)
+            if capture.layers_read != list(wanted):
+                raise UnsupportedModelError(
+                    f"attention arrived from layers {capture.layers_read}, not {list(wanted)}"
+                )
+
+    def _validate(
+        self,
+        sequences: Sequence[Sequence[int]],
+        wanted: Mapping[int, Sequence[int]],
+        rows: Sequence[Sequence[int]],
+    ) -> None:
+        if len(rows) != len(sequences):
+            raise ShapeError("queries", expected=f"one list per text ({len(sequences)})", got=len(rows))
+        for layer, heads in wanted.items():
+            _check_indices("layer", [layer], self.layers)
+            _check_indices("head", heads, self.heads)
+        for text, ids in enumerate(sequences):
+            if not len(ids):
+                raise ShapeError(f"sequences[{text}]", expected="at least one token", got="none")
+            _check_indices(f"sequences[{text}], token id", ids, self.vocabulary)
+            _check_indices(f"queries[{text}]", rows[text], len(ids))
+            if any(a >= b for a, b in zip(rows[text], rows[text][1:], strict=False)):
+                raise ShapeError(f"queries[{text}]", expected="ascending row indices", got=list(rows[text]))
+
+
+def _check_indices(what: str, indices: Sequence[int], size: int) -> None:
+    for index in (min(indices, default=0), max(indices, default=0)):
+        if not 0 <= index < size:
+            raise OutOfRangeError(what, index=index, size=size)
+
+
+def _batches(lengths: Sequence[int], max_padded_tokens: int) -> Iterator[list[int]]:
+    """Text indices, longest first, cut so that texts x longest stays within `max_padded_tokens`."""
+    batch: list[int] = []
+    for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > max_padded_tokens:
+            yield batch
+            batch = []
+        batch.append(text)
+    if batch:
+        yield batch
+
+
+class _LastLayerRead(Exception):  # noqa: N818 - not an error: it ends the forward pass early
+    """Nothing above this layer was asked for."""
+
+
+@dataclass(slots=True)
+class _Capture:
+    """What one forward call wants: passed through transformers as the keyword `capture`."""
+
+    texts: Sequence[int]
+    queries: Sequence[Sequence[int]]  # per text of the batch
+    heads: Mapping[int, tuple[int, ...]]
+    consume: Callable[[Rows], None]
+    before_layer: Callable[[int], None] | None
+    block_weights: int
+    layers_read: list[int] = field(default_factory=list)
+
+    def observe(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Compute this layer's wanted rows from query [text, head, token, d] and key [text, kv head, token, d]."""
+        heads = self.heads.get(layer)
+        if heads is None:
+            return
+        group = query.shape[1] // key.shape[1]
+        query = query[:, list(heads)]  # [text, wanted head, token, d]
+        key = key[:, [head // group for head in heads]]  # [text, wanted head, token, d]
+        longest = max(map(len, self.queries))
+        step = max(1, self.block_weights // (len(self.texts) * len(heads) * key.shape[2]))
+        for start in range(0, longest, step):
+            block = [rows[start : start + step] for rows in self.queries]
+            weights = _weights(query, key, block, scaling)
+            for place, rows in enumerate(block):
+                if len(rows):
+                    part = weights[place, :, : len(rows), : rows[-1] + 1]
+                    self.consume(Rows(self.texts[place], layer, heads, rows, part))
+        self.layers_read.append(layer)
+        if layer == max(self.heads):
+            raise _LastLayerRead
+
+
+def _weights(query: Tensor, key: Tensor, rows: Sequence[Sequence[int]], scaling: float) -> Tensor:
+    """Attention weights [text, head, row, key] of the given rows; keys beyond the last row are left out."""
+    width = max(map(len, rows))
+    keys = max(row[-1] for row in rows if len(row)) + 1
+    index = torch.zeros(len(rows), width, dtype=torch.long)  # [text, row]; places without a row read row 0
+    for place, row in enumerate(rows):
+        index[place, : len(row)] = torch.as_tensor(row)
+    index = index.to(query.device)
+    chosen = query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3]))
+    scores = chosen @ key[:, :, :keys].transpose(2, 3)  # [text, head, row, key]
+    scores *= scaling
+    future = torch.arange(keys, device=query.device) > index[:, :, None]  # [text, row, key]
+    scores.masked_fill_(future[:, None], float("-inf"))
+    # At least float32 whatever the model's dtype, as transformers' eager attention does
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    capture: _Capture | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The fused kernel's output, with the wanted rows handed out on the way."""
+    if capture is not None:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        if capture.before_layer is not None:
+            capture.before_layer(layer)
+        capture.observe(layer, query, key, scaling)
+    output: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, scaling=scaling, **options
+    )
+    return output
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -1,0 +1,222 @@
+"""Captured attention against transformers' own eager attentions, on a tiny random Qwen2 with odd sizes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralModel
+
+from attention_core.capture import AttentionReader, Rows
+from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
+from tests.tiny import HEADS, KV_HEADS, LAYERS, tiny_backbone
+
+ALL = {layer: range(HEADS) for layer in range(LAYERS)}
+TEXT = [5, 11, 17, 23, 5, 11, 299, 2, 3, 301, 0, 17, 13]
+
+
+def eager(ids: list[int], backbone: torch.nn.Module | None = None) -> torch.Tensor:
+    """[layer, head, query, key], by the function that peers use."""
+    model = copy.deepcopy(backbone if backbone is not None else tiny_backbone())
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        attentions = model(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    assert len(attentions) == LAYERS  # an empty tuple would make every comparison pass
+    return torch.stack(attentions)[:, 0]
+
+
+def maps(reader: AttentionReader, sequences: list[list[int]], **options: object) -> list[torch.Tensor]:
+    """Every map of every text, [layer, head, query, key]; NaN where no row arrived."""
+    kept = [torch.full((LAYERS, HEADS, len(ids), len(ids)), float("nan"), dtype=torch.float64) for ids in sequences]
+
+    def keep(rows: Rows) -> None:
+        for place, query in enumerate(rows.queries):
+            kept[rows.text][rows.layer, list(rows.heads), query] = 0
+            end = rows.weights.shape[2]
+            kept[rows.text][rows.layer, list(rows.heads), query, :end] = rows.weights[:, place].double()
+
+    reader.read(sequences, ALL, keep, **options)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def reader() -> AttentionReader:
+    return AttentionReader(tiny_backbone())
+
+
+@pytest.fixture(scope="module")
+def exact() -> AttentionReader:
+    """In float64, where two routes to one number must meet and rounding is no excuse."""
+    return AttentionReader(tiny_backbone().double())
+
+
+def test_every_map_equals_eager_attention(reader: AttentionReader) -> None:
+    (captured,) = maps(reader, [TEXT])
+    assert (captured - eager(TEXT)).abs().max() <= 1e-6
+
+
+def test_maps_are_exact_in_float64() -> None:
+    backbone = tiny_backbone().double()
+    expected = eager(TEXT, backbone)
+    kept: dict[int, torch.Tensor] = {}
+    AttentionReader(backbone).read([TEXT], ALL, lambda rows: kept.update({rows.layer: rows.weights.clone()}))
+    # transformers' eager softmax runs in float32 whatever the model's dtype
+    assert (torch.stack([kept[layer] for layer in range(LAYERS)]) - expected).abs().max() <= 1e-6
+    assert all(weights.dtype == torch.float64 for weights in kept.values())
+    assert max(float((weights.sum(-1) - 1).abs().max()) for weights in kept.values()) <= 1e-14
+
+
+def test_rows_sum_to_one_and_the_future_is_exactly_zero(reader: AttentionReader) -> None:
+    (captured,) = maps(reader, [TEXT])
+    assert (captured.sum(-1) - 1).abs().max() <= 3e-7
+    assert captured.triu(1).count_nonzero() == 0
+
+
+def test_batched_texts_equal_single_ones(exact: AttentionReader) -> None:
+    texts = [TEXT[:7], TEXT, TEXT[:1], TEXT[3:8], list(range(19))]
+    for batched, ids in zip(maps(exact, texts), texts, strict=True):
+        assert (batched - maps(exact, [ids])[0]).abs().max() <= 1e-13
+        assert batched.shape[2] == len(ids)
+
+
+@pytest.mark.parametrize("block_weights", [1, 97, 1 << 24])
+def test_blocks_of_any_size_give_the_same_maps(exact: AttentionReader, block_weights: int) -> None:
+    texts = [TEXT[:7], TEXT]
+    for blocks, whole in zip(maps(exact, texts, block_weights=block_weights), maps(exact, texts), strict=True):
+        assert (blocks - whole).abs().max() <= 1e-13
+
+
+def test_padded_batches_hold_the_limit_and_still_read_every_text(reader: AttentionReader) -> None:
+    texts = [TEXT, TEXT[:2], TEXT[:5], TEXT[:11]]
+    shapes: list[tuple[int, ...]] = []
+    hook = reader.backbone.embed_tokens.register_forward_hook(lambda _, args, __: shapes.append(args[0].shape))
+    try:
+        captured = maps(reader, texts, max_padded_tokens=23)
+    finally:
+        hook.remove()
+    assert all(rows * columns <= 23 or rows == 1 for rows, columns in shapes)
+    assert len(shapes) > 1
+    assert not any(torch.isnan(weights).any() for weights in captured)
+
+
+def test_only_the_rows_asked_for_arrive_and_equal_eagers(reader: AttentionReader) -> None:
+    texts, queries = [TEXT, TEXT[:7]], [[2, 9], [6]]
+    seen: list[Rows] = []
+    reader.read(texts, {1: [7, 3]}, seen.append, queries=queries)
+    assert sorted((rows.text, list(rows.queries)) for rows in seen) == [(0, [2, 9]), (1, [6])]
+    for rows in seen:
+        expected = eager(texts[rows.text])[1, [7, 3]][:, list(rows.queries), : rows.weights.shape[2]]
+        assert rows.heads == (7, 3)
+        assert (rows.weights - expected).abs().max() <= 1e-6
+        assert rows.weights.shape[2] == rows.queries[-1] + 1
+
+
+def test_query_head_reads_its_own_group_of_keys(reader: AttentionReader) -> None:
+    assert [reader.kv_head(head) for head in range(HEADS)] == [head // (HEADS // KV_HEADS) for head in range(HEADS)]
+
+
+def test_layers_above_the_last_one_needed_never_run(reader: AttentionReader) -> None:
+    ran: list[str] = []
+    layers = reader.backbone.layers
+    hooks = [
+        module.register_forward_pre_hook(lambda _, __, name=f"{name}{index}": ran.append(name))
+        for index, layer in enumerate(layers)
+        for name, module in (("attention", layer.self_attn), ("mlp", layer.mlp))
+    ]
+    try:
+        reader.read([TEXT], {1: [0]}, lambda rows: None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert ran == ["attention0", "mlp0", "attention1"]
+
+
+def test_heads_not_asked_for_are_not_computed(reader: AttentionReader) -> None:
+    shapes: list[tuple[int, ...]] = []
+    reader.read([TEXT], {0: [4], 2: [1, 9, 3]}, lambda rows: shapes.append(tuple(rows.weights.shape)))
+    assert shapes == [(1, 13, 13), (3, 13, 13)]
+
+
+def test_before_layer_can_stop_the_run(reader: AttentionReader) -> None:
+    class StopHere(Exception):
+        pass
+
+    seen: list[int] = []
+
+    def check(layer: int) -> None:
+        seen.append(layer)
+        if layer == 1:
+            raise StopHere
+
+    with pytest.raises(StopHere):
+        reader.read([TEXT], ALL, lambda rows: None, before_layer=check)
+    assert seen == [0, 1]
+
+
+def test_no_result_requires_grad_and_inference_mode_is_on(reader: AttentionReader) -> None:
+    modes: list[bool] = []
+    reader.read([TEXT], {0: [0]}, lambda rows: modes.append(torch.is_inference_mode_enabled()))
+    assert modes == [True]
+
+
+def test_the_model_still_works_for_everything_else(reader: AttentionReader) -> None:
+    plain = tiny_backbone()
+    ids = torch.tensor([TEXT[:7], TEXT[6:]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    with torch.inference_mode():
+        expected = plain(ids, attention_mask=mask, use_cache=False).last_hidden_state
+        got = reader.backbone(ids, attention_mask=mask, use_cache=False).last_hidden_state
+    assert (got - expected)[mask.bool()].abs().max() <= 1e-5
+
+
+def test_two_reads_with_different_wishes_do_not_disturb_each_other(reader: AttentionReader) -> None:
+    outer: list[tuple[int, int]] = []
+    inner: list[tuple[int, int]] = []
+
+    def consume(rows: Rows) -> None:
+        outer.append((rows.layer, rows.heads[0]))
+        reader.read([TEXT[:3]], {0: [5]}, lambda rows: inner.append((rows.layer, rows.heads[0])))
+
+    reader.read([TEXT], {0: [1], 2: [3]}, consume)
+    assert outer == [(0, 1), (2, 3)]
+    assert inner == [(0, 5), (0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "sequences", "queries", "error", "message"),
+    [
+        ({LAYERS: [0]}, [TEXT], None, OutOfRangeError, f"layer: {LAYERS} is not in 0..{LAYERS - 1}"),
+        ({0: [HEADS]}, [TEXT], None, OutOfRangeError, f"head: {HEADS} is not in 0..{HEADS - 1}"),
+        ({0: [-1]}, [TEXT], None, OutOfRangeError, "head: -1"),
+        ({0: [0]}, [TEXT, []], None, ShapeError, "sequences[1]: expected at least one token"),
+        ({0: [0]}, [[307]], None, OutOfRangeError, "token id: 307"),
+        ({0: [0]}, [TEXT], [[13]], OutOfRangeError, "queries[0]: 13"),
+        ({0: [0]}, [TEXT], [[3, 3]], ShapeError, "ascending"),
+        ({0: [0]}, [TEXT], [], ShapeError, "one list per text"),
+    ],
+)
+def test_wrong_requests_name_what_is_wrong(
+    reader: AttentionReader,
+    heads: dict[int, list[int]],
+    sequences: list[list[int]],
+    queries: list[list[int]] | None,
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=".*") as raised:
+        reader.read(sequences, heads, lambda rows: None, queries=queries)
+    assert message in str(raised.value)
+
+
+def test_models_that_would_be_read_wrongly_are_refused() -> None:
+    windowed = tiny_backbone(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    with pytest.raises(UnsupportedModelError, match="sliding"):
+        AttentionReader(windowed)
+    with pytest.raises(UnsupportedModelError, match="training"):
+        AttentionReader(tiny_backbone().train())
+    config = MistralConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(UnsupportedModelError, match="mistral"):
+        AttentionReader(MistralModel(config).eval())
