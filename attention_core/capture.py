@@ -122,9 +122,8 @@ class AttentionReader:
             capture = _Capture(
                 texts, [rows[text] for text in texts], wanted, consume, before_layer, block_weights
             )
-            with torch.inference_mode():
-                with contextlib.suppress(_LastLayerRead):
-                    self.backbone(input_ids=ids.to(device), use_cache=False, capture=capture)
+            with torch.inference_mode(), contextlib.suppress(_LastLayerRead):
+                self.backbone(input_ids=ids.to(device), use_cache=False, capture=capture)
             if capture.layers_read != list(wanted):
                 raise UnsupportedModelError(
                     f"attention arrived from layers {capture.layers_read}, not {list(wanted)}"

@@ -35,7 +35,16 @@ def tiny_backbone(seed: int = 7, *, vocabulary: int = 307, **options: object) ->
 def tiny_tokenizer_json() -> str:
     """Byte-level BPE with a few merges, NFC, and one added token, as Qwen's has."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "c"), ("a", "t"), ("Ġc", "at"), ("Ġ", "m"), ("Ġm", "at"), ("Ġ", "i")]
+    merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("Ġ", "c"),
+        ("a", "t"),
+        ("Ġc", "at"),
+        ("Ġ", "m"),
+        ("Ġm", "at"),
+        ("Ġ", "i"),
+    ]
     pieces = [*alphabet, *(left + right for left, right in merges)]
     model = models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges)
     tokenizer = Tokenizer(model)
@@ -60,4 +69,6 @@ def tiny_model() -> LoadedModel:
         "device": "cpu",
         "versions": {"service": "0", "torch": torch.__version__, "transformers": "0"},
     }
-    return LoadedModel(AttentionReader(tiny_backbone()), TextTokenizer(tiny_tokenizer_json()), 512, provenance)
+    return LoadedModel(
+        AttentionReader(tiny_backbone()), TextTokenizer(tiny_tokenizer_json()), 512, provenance
+    )

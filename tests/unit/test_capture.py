@@ -28,7 +28,10 @@ def eager(ids: list[int], backbone: torch.nn.Module | None = None) -> torch.Tens
 
 def maps(reader: AttentionReader, sequences: list[list[int]], **options: object) -> list[torch.Tensor]:
     """Every map of every text, [layer, head, query, key]; NaN where no row arrived."""
-    kept = [torch.full((LAYERS, HEADS, len(ids), len(ids)), float("nan"), dtype=torch.float64) for ids in sequences]
+    kept = [
+        torch.full((LAYERS, HEADS, len(ids), len(ids)), float("nan"), dtype=torch.float64)
+        for ids in sequences
+    ]
 
     def keep(rows: Rows) -> None:
         for place, query in enumerate(rows.queries):
@@ -83,14 +86,18 @@ def test_batched_texts_equal_single_ones(exact: AttentionReader) -> None:
 @pytest.mark.parametrize("block_weights", [1, 97, 1 << 24])
 def test_blocks_of_any_size_give_the_same_maps(exact: AttentionReader, block_weights: int) -> None:
     texts = [TEXT[:7], TEXT]
-    for blocks, whole in zip(maps(exact, texts, block_weights=block_weights), maps(exact, texts), strict=True):
+    for blocks, whole in zip(
+        maps(exact, texts, block_weights=block_weights), maps(exact, texts), strict=True
+    ):
         assert (blocks - whole).abs().max() <= 1e-13
 
 
 def test_padded_batches_hold_the_limit_and_still_read_every_text(reader: AttentionReader) -> None:
     texts = [TEXT, TEXT[:2], TEXT[:5], TEXT[:11]]
     shapes: list[tuple[int, ...]] = []
-    hook = reader.backbone.embed_tokens.register_forward_hook(lambda _, args, __: shapes.append(args[0].shape))
+    hook = reader.backbone.embed_tokens.register_forward_hook(
+        lambda _, args, __: shapes.append(args[0].shape)
+    )
     try:
         captured = maps(reader, texts, max_padded_tokens=23)
     finally:
@@ -113,7 +120,9 @@ def test_only_the_rows_asked_for_arrive_and_equal_eagers(reader: AttentionReader
 
 
 def test_query_head_reads_its_own_group_of_keys(reader: AttentionReader) -> None:
-    assert [reader.kv_head(head) for head in range(HEADS)] == [head // (HEADS // KV_HEADS) for head in range(HEADS)]
+    assert [reader.kv_head(head) for head in range(HEADS)] == [
+        head // (HEADS // KV_HEADS) for head in range(HEADS)
+    ]
 
 
 def test_layers_above_the_last_one_needed_never_run(reader: AttentionReader) -> None:

@@ -1,0 +1,84 @@
+"""The command `attention-service`: serve, fetch-weights, reproduce, openapi."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from service.settings import Settings, granted_cpus
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sub-command and return its exit code."""
+    parser = argparse.ArgumentParser(prog="attention-service", description="Looks inside a language model.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    commands.add_parser("serve", help="serve HTTP on HOST:PORT with the weights that fetch-weights got")
+    commands.add_parser("fetch-weights", help="get the weights of ATTENTION_MODEL into ATTENTION_CACHE, once")
+
+    reproduce = commands.add_parser(
+        "reproduce", help="re-derive every figure of the article on the loaded model"
+    )
+    reproduce.add_argument("--out", type=Path, default=Path("results/part1.json"), help="where the JSON goes")
+
+    contract = commands.add_parser("openapi", help="write openapi.yaml from the code")
+    contract.add_argument("--check", action="store_true", help="only compare; exit 1 when it is not current")
+    contract.add_argument("--out", type=Path, default=Path("openapi.yaml"))
+
+    options = parser.parse_args(arguments)
+    match options.command:
+        case "serve":
+            return _serve(Settings())
+        case "fetch-weights":
+            from service.weights import fetch_weights_command
+
+            settings = Settings()
+            return fetch_weights_command(settings.model, settings.cache)
+        case "reproduce":
+            from service.reproduce import reproduce_command
+
+            return reproduce_command(Settings(), options.out)
+        case _:
+            return _openapi(options.out, check=options.check)
+
+
+def _serve(settings: Settings) -> int:
+    """Replace this process by gunicorn, with the environment that torch and the tokenizers read when they start."""
+    from service.weights import WeightsError, locate
+
+    try:
+        locate(settings.model, settings.cache)
+    except WeightsError as error:
+        print(f"attention-service: {error}", file=sys.stderr)
+        return error.exit_code
+    threads = str(settings.threads or granted_cpus())
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_ARENA_MAX": "2",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    os.environ.update(environment)
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", "python:service.gunicorn_conf"])
+
+
+def _openapi(path: Path, *, check: bool) -> int:
+    from service.openapi import as_yaml
+
+    text = as_yaml()
+    if not check:
+        path.write_text(text, encoding="utf-8")
+        return 0
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{path} is not what the code generates; run: attention-service openapi", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The model's one inference thread, its bounded queue, deadlines and states.
+
+One thread owns everything that touches the model: it loads it (after gunicorn's fork: a forked OpenMP pool hangs at
+its first parallel operation), sets torch's thread count, warms up, then runs one job at a time. A request is admitted
+or refused at once; nothing waits for room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from attention_core.capture import Rows
+from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from service.model import LoadedModel
+from service.settings import Limits
+from service.texts import TokenizedText
+
+log = logging.getLogger(__name__)
+
+State = Literal["loading", "ready", "draining", "failed"]
+
+
+@dataclass(slots=True)
+class _Job:
+    call: Callable[[Callable[[int], None]], None]
+    deadline: float
+    queued: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    cancelled: bool = False
+    error: BaseException | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def check(self, layer: int = 0) -> None:
+        """Called before the job starts and before every layer: a job nobody waits for stops."""
+        if self.cancelled or time.monotonic() > self.deadline:
+            raise DeadlineExceededError("The deadline passed before the answer was there.")
+
+
+class Engine:
+    """Loads a model in its own thread and runs jobs on it, one at a time.
+
+    `load` is called once, in the inference thread. States: loading → ready → draining, or failed.
+    """
+
+    def __init__(
+        self, load: Callable[[], LoadedModel], limits: Limits, *, watchdog_seconds: float = math.inf
+    ) -> None:
+        self.limits = limits
+        self._load = load
+        self._watchdog_seconds = watchdog_seconds
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._running: _Job | None = None
+        self._recent_seconds = 1.0  # of a job, smoothed; for Retry-After
+        self._state: State = "loading"
+        self._model: LoadedModel | None = None
+        self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
+
+    def start(self) -> Engine:
+        """Start loading; returns at once."""
+        self._thread.start()
+        return self
+
+    @property
+    def state(self) -> State:
+        """Where the engine is in its life."""
+        return self._state
+
+    @property
+    def alive(self) -> bool:
+        """False once the inference thread is gone (its load failed, or it died): only a restart helps."""
+        return self._thread.is_alive()
+
+    @property
+    def hung(self) -> bool:
+        """Whether the running job has been running for longer than the watchdog allows."""
+        job = self._running
+        return bool(job and job.started and time.monotonic() - job.started > self._watchdog_seconds)
+
+    @property
+    def model(self) -> LoadedModel:
+        """The loaded model. Raises NotReadyError while there is none that can be asked."""
+        if self._model is None or self._state != "ready" or self.hung or not self.alive:
+            raise NotReadyError(self._why_not_ready(), retry_after_seconds=5)
+        return self._model
+
+    def _why_not_ready(self) -> str:
+        if self._state == "failed":
+            return "The model could not be loaded; the service's log says why."
+        if self._state == "draining":
+            return "The service is shutting down."
+        if self._state == "ready":
+            return "The model does not answer: a job has been running for too long."
+        return "The model is loading."
+
+    def drain(self) -> None:
+        """Refuse new requests; those already accepted are still answered."""
+        self._state = "draining"
+
+    @contextlib.contextmanager
+    def admit(self) -> Iterator[Session]:
+        """Take one of the places in flight, for one request, from acceptance to serialised answer.
+
+        Raises NotReadyError, or OverloadedError within microseconds when all places are taken.
+        """
+        model = self.model
+        with self._lock:
+            # One accepted request may be running; all others wait.
+            if self._in_flight >= min(self.limits.max_in_flight, self.limits.max_queue_length + 1):
+                retry = max(1, math.ceil(self._in_flight * self._recent_seconds))
+                raise OverloadedError(
+                    "As many requests as the service takes are waiting; try again later.",
+                    limit=self.limits.max_queue_length,
+                    actual=self._in_flight,
+                    retry_after_seconds=retry,
+                )
+            self._in_flight += 1
+        try:
+            yield Session(self, model, self.limits, time.monotonic() + self.limits.deadline_seconds)
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def run(self, call: Callable[[Callable[[int], None]], None], deadline: float) -> tuple[float, float]:
+        """Run `call(check)` in the inference thread, and wait; returns the seconds waited and run.
+
+        `check(layer)` raises when the deadline has passed or the caller has gone. Raises DeadlineExceededError at
+        the deadline even when the job hangs, and whatever the job raised.
+        """
+        job = _Job(call, deadline)
+        self._jobs.put(job)
+        if not job.done.wait(max(0.0, deadline - time.monotonic())):
+            job.cancelled = True
+            raise DeadlineExceededError(f"No answer within {self.limits.deadline_seconds:g} seconds.")
+        if job.error is not None:
+            raise job.error
+        started = job.started or job.queued
+        return started - job.queued, time.monotonic() - started
+
+    def _serve(self) -> None:
+        started = time.monotonic()
+        try:
+            self._model = self._load()
+        except BaseException:
+            self._state = "failed"
+            log.exception("the model could not be loaded")
+            return
+        if self._state == "loading":
+            self._state = "ready"
+        log.info("ready", extra={"load_seconds": round(time.monotonic() - started, 3)})
+        while (job := self._jobs.get()) is not None:
+            job.started = time.monotonic()
+            self._running = job
+            try:
+                job.check()
+                with torch.inference_mode():  # per thread
+                    job.call(job.check)
+            except BaseException as error:
+                job.error = error
+            finally:
+                self._running = None
+                self._recent_seconds += 0.2 * (time.monotonic() - job.started - self._recent_seconds)
+                job.done.set()
+
+    def close(self) -> None:
+        """End the inference thread after what is queued; used by tests."""
+        self.drain()
+        self._jobs.put(None)
+        self._thread.join()
+
+
+@dataclass
+class Session:
+    """One admitted request's view of the model: tokenise here, read attention in the inference thread."""
+
+    engine: Engine
+    model: LoadedModel
+    limits: Limits
+    deadline: float
+    seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
+
+    def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
+        """Tokenise literally, in the caller's thread."""
+        started = time.monotonic()
+        tokenized = self.model.tokenize(texts)
+        self._took("tok", time.monotonic() - started)
+        return tokenized
+
+    def read(
+        self,
+        sequences: Sequence[Sequence[int]],
+        heads: Mapping[int, Sequence[int]],
+        consume: Callable[[Rows], None],
+        *,
+        queries: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """`AttentionReader.read` in the inference thread, bounded by the request's deadline."""
+
+        def call(check: Callable[[int], None]) -> None:
+            self.model.reader.read(sequences, heads, consume, queries=queries, before_layer=check)
+
+        waited, ran = self.engine.run(call, self.deadline)
+        self._took("queue", waited)
+        self._took("fwd", ran)
+
+    def _took(self, part: str, seconds: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds

@@ -1,0 +1,80 @@
+"""What can go wrong with a request. No HTTP in here: `problems.py` maps each class to a status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One fault in a request: where (JSON Pointer into the body), which (stable code), and a sentence."""
+
+    pointer: str
+    code: str
+    detail: str
+
+
+class RequestError(Exception):
+    """Base of everything a request can be refused with; `detail` is one sentence that never echoes the input."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        limit: int | None = None,
+        actual: int | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.limit = limit
+        self.actual = actual
+        self.retry_after_seconds = retry_after_seconds
+
+
+class MalformedBodyError(RequestError):
+    """The body is not JSON."""
+
+
+class BodyTimeoutError(RequestError):
+    """The body did not arrive in time."""
+
+
+class TooLargeError(RequestError):
+    """Body, number of texts, or size of the answer over a limit."""
+
+
+class UnsupportedMediaTypeError(RequestError):
+    """The body is not declared as JSON."""
+
+
+class InvalidRequestError(RequestError):
+    """The body is JSON, but what it says is not valid."""
+
+    @classmethod
+    def at(
+        cls,
+        pointer: str,
+        code: str,
+        detail: str,
+        *,
+        limit: int | None = None,
+        actual: int | None = None,
+    ) -> InvalidRequestError:
+        """One fault at one place."""
+        return cls(detail, errors=[FieldError(pointer, code, detail)], limit=limit, actual=actual)
+
+
+class OverloadedError(RequestError):
+    """As many requests as the service takes are waiting."""
+
+
+class NotReadyError(RequestError):
+    """The model is loading, draining, hung, or failed to load."""
+
+
+class DeadlineExceededError(RequestError):
+    """The answer was not there in time."""

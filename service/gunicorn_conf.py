@@ -1,0 +1,56 @@
+"""gunicorn's settings; `attention-service serve` passes this module, and `gunicorn.conf.py` imports it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from service.observability import configure_logging
+from service.settings import Settings
+
+_settings = Settings()
+
+wsgi_app = "service.app:create_app()"
+bind = f"{_settings.host}:{_settings.port}"
+worker_class = "gthread"
+workers = 1  # one per copy of the weights; scale by replicas
+threads = (
+    _settings.max_in_flight + 4
+)  # the rest serves health, contract and arithmetic while the model is busy
+preload_app = False  # the model must be loaded after the fork
+control_socket_disable = True
+timeout = 60  # heartbeat of the worker, not of a request
+graceful_timeout = int(_settings.deadline_seconds) + 10  # longer than any request may take
+keepalive = 75  # longer than a proxy's, else sporadic 502
+max_requests = 0  # a restart would load the model again
+if Path("/dev/shm").is_dir():
+    worker_tmp_dir = "/dev/shm"
+accesslog = None  # the service writes its own line
+logconfig_dict: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "root": {"level": "INFO", "handlers": ["json"]},
+    "handlers": {
+        "json": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "json"}
+    },
+    "formatters": {"json": {"()": "service.observability.JsonFormatter"}},
+    "loggers": {
+        "gunicorn.error": {"level": "INFO", "handlers": [], "propagate": True},
+        "gunicorn.access": {"level": "INFO", "handlers": [], "propagate": False},
+    },
+}
+
+
+def post_worker_init(worker: Any) -> None:
+    """On TERM, stop being ready at once; gunicorn's own handler then lets what is in flight finish."""
+    configure_logging()
+    stop = signal.getsignal(signal.SIGTERM)
+
+    def drain(number: int, frame: FrameType | None) -> None:
+        worker.wsgi.extensions["engine"].drain()
+        if callable(stop):
+            stop(number, frame)
+
+    signal.signal(signal.SIGTERM, drain)

@@ -1,0 +1,66 @@
+"""Attention maps, and the tokens they are about."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_core.capture import Rows
+from service.engine import Session
+from service.errors import TooLargeError
+from service.jobs.common import choose, describe, tokenize
+from service.schemas.attention import AttentionRequest, TokenizeRequest
+
+
+def tokens(request: TokenizeRequest, session: Session) -> dict[str, object]:
+    """The tokens of each text."""
+    return {
+        "model": session.model.provenance,
+        "results": [describe(text) for text in tokenize(session, request.inputs)],
+    }
+
+
+def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
+    """The attention maps of the chosen layers and heads, of each text."""
+    texts = tokenize(session, request.inputs)
+    heads = choose(session, request.layers, request.heads)
+    per_layer = len(next(iter(heads.values())))
+    _check_elements([len(text.ids) for text in texts], len(heads) * per_layer, session)
+
+    # One array a text, zeros above the diagonal; [layer, head, query, key]
+    weights = [
+        np.zeros((len(heads), per_layer, len(text.ids), len(text.ids)), dtype=np.float32) for text in texts
+    ]
+    place = {layer: index for index, layer in enumerate(heads)}
+
+    def keep(rows: Rows) -> None:
+        start, stop = rows.queries[0], rows.queries[-1] + 1
+        weights[rows.text][place[rows.layer], :, start:stop, :stop] = rows.weights.float().cpu().numpy()
+
+    session.read([text.ids for text in texts], heads, keep)
+    reader = session.model.reader
+    results = []
+    for text, array in zip(texts, weights, strict=True):
+        np.round(array, request.decimals, out=array)
+        maps_of_text = [
+            {
+                "layer": layer,
+                "head": head,
+                "kv_head": reader.kv_head(head),
+                "weights": array[place[layer], index],
+            }
+            for layer, layer_heads in heads.items()
+            for index, head in enumerate(layer_heads)
+        ]
+        results.append({**describe(text), "unit": "token", "maps": maps_of_text, "warnings": []})
+    return {"model": session.model.provenance, "results": results}
+
+
+def _check_elements(lengths: list[int], maps_per_text: int, session: Session) -> None:
+    actual, limit = maps_per_text * sum(length**2 for length in lengths), session.limits.max_response_elements
+    if actual > limit:
+        raise TooLargeError(
+            f"The answer would hold {actual} numbers ({maps_per_text} maps of each text); at most {limit} are "
+            f"sent. Ask for fewer layers, heads or texts.",
+            limit=limit,
+            actual=actual,
+        )

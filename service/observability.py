@@ -1,0 +1,81 @@
+"""Request ids, the access log, and timings: one JSON line a request, nothing of the user's text in it."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import re
+import sys
+import time
+import uuid
+
+import orjson
+from flask import Flask, Response, g, request
+
+access = logging.getLogger("service.access")
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+QUIET_PREFIXES = ("/health/",)  # probes do not fill the log
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line; members given as `extra` stand beside the message."""
+
+    _standard = frozenset(vars(logging.makeLogRecord({})))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of a record."""
+        line: dict[str, object] = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(
+                timespec="milliseconds"
+            ),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in self._standard}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def configure_logging() -> None:
+    """Send everything at INFO and above to stdout as JSON lines."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+
+
+def register(app: Flask) -> None:
+    """Give every request an id, and every answer the id, its timings and a log line."""
+
+    @app.before_request
+    def begin() -> None:
+        g.started = time.perf_counter()
+        given = request.headers.get("X-Request-ID", "")
+        g.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+    @app.after_request
+    def finish(response: Response) -> Response:
+        response.headers["X-Request-ID"] = g.request_id
+        parts: dict[str, float] = g.get("seconds", {})
+        if parts:
+            timing = ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
+            response.headers["Server-Timing"] = timing
+        if not request.path.startswith(QUIET_PREFIXES):
+            rule = request.url_rule
+            access.info(
+                "request",
+                extra={
+                    "request_id": g.request_id,
+                    "method": request.method,
+                    "route": rule.rule if rule else None,
+                    "status": response.status_code,
+                    "duration_ms": round((time.perf_counter() - g.started) * 1000, 1),
+                    "response_bytes": response.content_length,
+                    **{f"{name}_ms": round(seconds * 1000, 1) for name, seconds in parts.items()},
+                },
+            )
+        return response

@@ -1,0 +1,131 @@
+"""The OpenAPI 3.1 document, built from the pydantic models and the routes' contracts."""
+
+from __future__ import annotations
+
+import functools
+import http
+import re
+from importlib.metadata import version
+from typing import Any
+
+import yaml
+from flask import Flask
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from service import problems
+from service.schemas.model import Problem
+
+YAML = "application/yaml"
+HIDDEN_METHODS = {"HEAD", "OPTIONS"}  # every route offers them; not worth a line each
+
+DESCRIPTION = (
+    "Looks inside a language model: where every head looks, what kind of head it is, which noun a pronoun attends to, "
+    "and how many bytes a KV cache takes. Every error is `application/problem+json` (RFC 9457)."
+)
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    """The contract; the same for every instance of one version."""
+    from service.routes import BLUEPRINTS  # the routes serve this document
+
+    app = Flask(__name__, static_folder=None)
+    for blueprint in BLUEPRINTS:
+        app.register_blueprint(blueprint)
+    operations = sorted(_operations(app), key=lambda operation: operation[:2])
+    models: dict[type[BaseModel], Any] = {Problem: "serialization"}
+    for _, _, contract, _ in operations:
+        if contract.request:
+            models[contract.request] = "validation"
+        if contract.answer:
+            models[contract.answer] = "serialization"
+    references, definitions = models_json_schema(
+        sorted(models.items(), key=lambda pair: pair[0].__name__),
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, Any] = {}
+    for path, method, contract, view in operations:
+        paths.setdefault(path, {})[method] = _operation(path, contract, view, references)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "attention-service",
+            "version": version("attention-service"),
+            "description": DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [],
+        "tags": [{"name": tag} for tag in sorted({contract.tag for _, _, contract, _ in operations})],
+        "paths": paths,
+        "components": {"schemas": dict(sorted(definitions["$defs"].items()))},
+    }
+
+
+def as_yaml() -> str:
+    """The document as it stands in `openapi.yaml`."""
+    text: str = yaml.dump(document(), Dumper=_PlainDumper, sort_keys=True, allow_unicode=True, width=110)
+    return text
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """No anchors: a reference inside the document is always spelt out."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Never alias."""
+        return True
+
+
+def _operations(app: Flask) -> list[tuple[str, str, Any, Any]]:
+    """(path, method, contract, view) of every route of an app that has a contract."""
+    found = []
+    for rule in app.url_map.iter_rules():
+        view: Any = app.view_functions[rule.endpoint]
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+        found += [
+            (path, method.lower(), view.contract, view)
+            for method in sorted((rule.methods or set()) - HIDDEN_METHODS)
+        ]
+    return found
+
+
+def _operation(path: str, contract: Any, view: Any, references: dict[Any, Any]) -> dict[str, Any]:
+    schema = (
+        references[contract.answer, "serialization"] if contract.answer else _body_schema(contract.media_type)
+    )
+    responses: dict[str, Any] = {
+        "200": {"description": "The answer.", "content": {contract.media_type: {"schema": schema}}}
+    }
+    for row in problems.PROBLEMS:
+        if row.exception in contract.problems:
+            responses[str(row.status)] = {
+                "description": row.title + ".",
+                "content": {problems.MEDIA_TYPE: {"schema": references[Problem, "serialization"]}},
+            }
+    operation: dict[str, Any] = {
+        "operationId": view.__name__,
+        "summary": contract.summary,
+        "description": (view.__doc__ or "").strip(),
+        "tags": [contract.tag],
+        "responses": dict(sorted(responses.items())),
+    }
+    if contract.request:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": references[contract.request, "validation"]}},
+        }
+    if names := re.findall(r"{(\w+)}", path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    return operation
+
+
+def _body_schema(media_type: str) -> dict[str, Any]:
+    return {"type": "object"} if media_type == "application/json" else {"type": "string"}
+
+
+def status_phrase(status: int) -> str:
+    """The standard phrase of a status."""
+    return http.HTTPStatus(status).phrase

@@ -1,0 +1,183 @@
+"""The one table from error to status, and its rendering as problem+json (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import orjson
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+
+from service import errors
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+MAX_ERRORS = 20  # in one body
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One row: what the client sees, and the short page behind its `type`."""
+
+    exception: type[Exception]
+    status: int
+    slug: str
+    title: str
+    cause: str
+    remedy: str
+
+    @property
+    def type(self) -> str:
+        """The stable relative URI that a client switches on."""
+        return f"/problems/{self.slug}"
+
+
+PROBLEMS = (
+    Problem(
+        errors.MalformedBodyError,
+        400,
+        "malformed-body",
+        "The body is not valid JSON",
+        "Syntax, encoding, nesting deeper than 200, a number out of range, or a member named twice.",
+        "Send UTF-8 JSON without a byte order mark.",
+    ),
+    Problem(
+        NotFound,
+        404,
+        "not-found",
+        "No such resource",
+        "The path is none of this service's.",
+        "See /openapi.yaml for all paths.",
+    ),
+    Problem(
+        MethodNotAllowed,
+        405,
+        "method-not-allowed",
+        "The resource does not offer this method",
+        "For example GET on a path that takes POST.",
+        "The Allow header lists what is offered.",
+    ),
+    Problem(
+        errors.BodyTimeoutError,
+        408,
+        "body-timeout",
+        "The body did not arrive in time",
+        "The client was too slow or stopped sending.",
+        "Send the body at once; put a buffering proxy in front of slow clients.",
+    ),
+    Problem(
+        errors.TooLargeError,
+        413,
+        "too-large",
+        "The request asks for too much",
+        "Body, number of texts, or numbers in the answer over a limit; `limit` and `actual` say which.",
+        "Ask for fewer texts, layers or heads at a time. GET /v1/model lists every limit.",
+    ),
+    Problem(
+        errors.UnsupportedMediaTypeError,
+        415,
+        "unsupported-media-type",
+        "The body must be application/json",
+        "The Content-Type header is missing or names another type.",
+        "Send Content-Type: application/json.",
+    ),
+    Problem(
+        errors.InvalidRequestError,
+        422,
+        "invalid-request",
+        "The request is not valid",
+        "JSON is fine, content is not: `errors` says where (JSON Pointer), which (code) and why.",
+        "Correct the fields named in `errors`.",
+    ),
+    Problem(
+        errors.OverloadedError,
+        429,
+        "overloaded",
+        "Too many requests are waiting",
+        "The queue in front of the model is full.",
+        "Wait as long as Retry-After says; add replicas.",
+    ),
+    Problem(
+        Exception,
+        500,
+        "internal",
+        "Something went wrong on our side",
+        "A fault of the service. The log has it under the request id.",
+        "Report the request id.",
+    ),
+    Problem(
+        errors.NotReadyError,
+        503,
+        "not-ready",
+        "The model cannot be asked at the moment",
+        "It is loading, shutting down, hung, or could not be loaded.",
+        "Wait as long as Retry-After says; GET /health/ready tells when.",
+    ),
+    Problem(
+        errors.DeadlineExceededError,
+        504,
+        "deadline-exceeded",
+        "The answer was not there in time",
+        "The request waited or ran for longer than the deadline.",
+        "Ask for less, or when the service is less busy.",
+    ),
+)
+
+INTERNAL = next(problem for problem in PROBLEMS if problem.exception is Exception)
+BY_SLUG = {problem.slug: problem for problem in PROBLEMS}
+
+
+def problem_of(error: Exception) -> Problem:
+    """The row of an exception: that of its own class, else of its nearest base; 500 where none fits."""
+    return next(row for base in type(error).__mro__ for row in PROBLEMS if row.exception is base)
+
+
+def problem_response(error: Exception) -> Response:
+    """Render any exception as the answer the client gets."""
+    if isinstance(error, HTTPException) and not isinstance(error, NotFound | MethodNotAllowed):
+        return _werkzeug_response(error)
+    problem = problem_of(error)
+    if problem is INTERNAL:
+        log.error("internal error", exc_info=error)
+    body: dict[str, object] = {"type": problem.type, "title": problem.title, "status": problem.status}
+    body["detail"] = (
+        error.detail if isinstance(error, errors.RequestError) else f"{problem.cause} {problem.remedy}"
+    )
+    _common_members(body)
+    headers: dict[str, str] = {}
+    if isinstance(error, errors.RequestError):
+        if error.errors:
+            body["errors"] = [
+                {"pointer": one.pointer, "code": one.code, "detail": one.detail}
+                for one in error.errors[:MAX_ERRORS]
+            ]
+        if error.limit is not None:
+            body |= {"limit": error.limit, "actual": error.actual}
+        if error.retry_after_seconds is not None:
+            headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
+    if problem.status == 408:
+        headers["Connection"] = "close"
+    if problem.status == 415:
+        headers["Accept-Post"] = "application/json"
+    return Response(orjson.dumps(body), problem.status, headers, content_type=MEDIA_TYPE)
+
+
+def _werkzeug_response(error: HTTPException) -> Response:
+    """What the framework itself refuses (a bad Host header, for example): its status, our shape, no type of ours."""
+    body: dict[str, object] = {"type": "about:blank", "title": error.name, "status": error.code or 500}
+    _common_members(body)
+    return Response(orjson.dumps(body), error.code or 500, content_type=MEDIA_TYPE)
+
+
+def _common_members(body: dict[str, object]) -> None:
+    body["instance"] = request.path
+    body["request_id"] = g.get("request_id", "")
+
+
+def register(app: Flask) -> None:
+    """Answer every error of the app, expected or not, as problem+json."""
+    app.register_error_handler(Exception, problem_response)

@@ -1,0 +1,15 @@
+"""One blueprint per resource. A route parses, calls, answers; what it promises stands in its contract."""
+
+from flask import Blueprint
+
+from service.routes import attention, contract, coreference, heads, health, kv_cache, model
+
+BLUEPRINTS: tuple[Blueprint, ...] = (
+    attention.bp,
+    heads.bp,
+    coreference.bp,
+    kv_cache.bp,
+    model.bp,
+    health.bp,
+    contract.bp,
+)

@@ -1,0 +1,44 @@
+"""GET /openapi.yaml, /openapi.json, and the page behind each problem's `type`."""
+
+from __future__ import annotations
+
+import html
+
+from flask import Blueprint, Response
+from werkzeug.exceptions import NotFound
+
+from service import openapi
+from service.formats import json
+from service.problems import BY_SLUG
+from service.routes.common import cacheable, describes
+
+bp = Blueprint("contract", __name__)
+
+
+@bp.get("/openapi.yaml")
+@describes("The contract, as YAML", tag="operations", media_type=openapi.YAML)
+def openapi_yaml() -> Response:
+    """This document."""
+    return cacheable(Response(openapi.as_yaml(), content_type=openapi.YAML))
+
+
+@bp.get("/openapi.json")
+@describes("The contract, as JSON", tag="operations")
+def openapi_json() -> Response:
+    """This document."""
+    return cacheable(Response(json.dumps(openapi.document()), content_type=json.MEDIA_TYPE))
+
+
+@bp.get("/problems/<slug>")
+@describes("What a problem means", tag="operations", media_type="text/html", problems=(NotFound,))
+def problem_page(slug: str) -> Response:
+    """Cause and remedy of a problem type."""
+    if slug not in BY_SLUG:
+        raise NotFound
+    problem = BY_SLUG[slug]
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(problem.title)}</title>'
+        f"<h1>{problem.status}: {html.escape(problem.title)}</h1>"
+        f"<p>{html.escape(problem.cause)}</p><p>{html.escape(problem.remedy)}</p></html>\n"
+    )
+    return cacheable(Response(page, content_type="text/html; charset=utf-8"))

@@ -1,0 +1,1 @@
+"""The request and answer of every resource: the only definition of a field."""

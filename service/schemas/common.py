@@ -1,0 +1,127 @@
+"""What several resources share: strictness, texts, indices, tokens, provenance."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
+from pydantic_core import PydanticCustomError
+
+
+class Request(BaseModel):
+    """A request: nothing is coerced, unknown members and NaN are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Answer(BaseModel):
+    """An answer: described here, checked against this in the tests, built by the jobs as plain dicts."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("empty_text", "The text is empty or only whitespace")
+    return text
+
+
+Text = Annotated[
+    str,
+    AfterValidator(_not_blank),
+    Field(
+        description="Taken literally: special-token text is ordinary text.",
+        json_schema_extra={"minLength": 1},
+    ),
+]
+
+LARGEST_INDEX = 9_999  # of a layer or head in any request; the model's own bound is checked once it is known
+
+
+def _index(code: str) -> AfterValidator:
+    def check(value: int) -> int:
+        if not 0 <= value <= LARGEST_INDEX:
+            raise PydanticCustomError(code, "The index must be between 0 and the model's last")
+        return value
+
+    return AfterValidator(check)
+
+
+_bounds = Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INDEX})
+Layer = Annotated[int, _index("layer_out_of_range"), _bounds]
+Head = Annotated[int, _index("head_out_of_range"), _bounds]
+
+
+def list_or(tag: str) -> Discriminator:
+    """Tell a list from anything else, so that a wrong value gets the errors of the form it was meant as."""
+    return Discriminator(lambda value: "list" if isinstance(value, list) else tag)
+
+
+def exactly_one(model: BaseModel, *names: str) -> None:
+    """Raise `missing_field` or `incompatible_options` unless exactly one of the members is given."""
+    given = [name for name in names if getattr(model, name) is not None]
+    if not given:
+        raise PydanticCustomError("missing_field", "One of {names} is required", {"names": ", ".join(names)})
+    if len(given) > 1:
+        raise PydanticCustomError(
+            "incompatible_options", "Send only one of {names}", {"names": ", ".join(names)}
+        )
+
+
+def one_of_required(*names: str) -> dict[str, Any]:
+    """`exactly_one`, as JSON Schema."""
+    return {"oneOf": [{"required": [name]} for name in names]}
+
+
+class Versions(Answer):
+    """What computed the answer."""
+
+    service: str
+    torch: str
+    transformers: str
+
+
+class ModelInfo(Answer):
+    """Provenance: which weights gave this answer."""
+
+    requested: str = Field(description="`ATTENTION_MODEL` as set.")
+    id: str
+    revision: str | None = Field(description="Commit on the hub.")
+    sha256: str | None = Field(description="Of the source file, where the weights come from a file.")
+    variant: str
+    quantization: str | None
+    fallback: str | None = Field(description="Why `auto` did not take its first choice.")
+    dtype: str
+    device: str
+    versions: Versions
+
+
+class TokenInfo(Answer):
+    """A token and the characters it stands for; offsets are code points of the request's text."""
+
+    index: int
+    id: int
+    text: str = Field(
+        description="The text from `start` to `end`; a piece of a character shows the whole character."
+    )
+    raw: str = Field(description="The vocabulary's piece.")
+    start: int
+    end: int
+    word: int = Field(description="Index into `words`.")
+
+
+class WordInfo(Answer):
+    """A word and its tokens."""
+
+    index: int
+    text: str
+    start: int
+    end: int
+    tokens: list[int]
+
+
+class Warning(Answer):
+    """Something a reader of the numbers should know; stable `code`, plain `message`."""
+
+    code: str
+    message: str

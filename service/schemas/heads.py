@@ -1,0 +1,114 @@
+"""POST /v1/heads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from attention_core.heads import SCORES
+from service.schemas.attention import SENTENCE
+from service.schemas.common import Answer, Head, Layer, ModelInfo, Request, Text, Warning
+
+
+def _known_score(name: str) -> str:
+    if name not in SCORES:
+        raise PydanticCustomError("unknown_option", "Must be one of {names}", {"names": ", ".join(SCORES)})
+    return name
+
+
+ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra={"enum": list(SCORES)})]
+Threshold = Annotated[float, Field(ge=0, le=1)]
+
+
+class HeadsRequest(Request):
+    """What kind of head is each?"""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"text": SENTENCE},
+                {"text": SENTENCE, "layers": [8], "heads": [7], "thresholds": {"previous_token": 0.8}},
+            ]
+        }
+    )
+
+    text: Text
+    layers: Annotated[list[Layer], Field(min_length=1)] | None = Field(
+        None, description="All layers where absent."
+    )
+    heads: Annotated[list[Head], Field(min_length=1)] | None = Field(
+        None, description="Heads of each of the layers; all where absent."
+    )
+    labels: Annotated[list[ScoreName], Field(min_length=1)] | None = Field(
+        None, description="Give only these labels; all where absent."
+    )
+    thresholds: Annotated[
+        dict[str, Threshold], Field(json_schema_extra={"propertyNames": {"enum": list(SCORES)}})
+    ] = Field(
+        {},
+        description="A head carries a label when its score is above this; the defaults stand in `definitions`.",
+    )
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """(JSON Pointer, text) of the text."""
+        return [("/text", self.text)]
+
+
+class LabelCount(Answer):
+    """How many of the answer's heads carry a label."""
+
+    count: int
+    fraction: float
+
+
+class Summary(Answer):
+    """The answer in short."""
+
+    heads: int
+    labels: dict[str, LabelCount]
+
+
+class Score(Answer):
+    """One score of one head; numbers are null where no row is applicable."""
+
+    score: float | None
+    baseline: float | None = Field(description="The same score of a head that spreads its attention evenly.")
+    excess: float | None = Field(description="score - baseline.")
+    argmax_rate: float | None = Field(
+        description="Share of the rows whose largest weight lies on a target key."
+    )
+    rows: int
+    status: Literal["ok", "too_short", "not_applicable"]
+
+
+class HeadInfo(Answer):
+    """One head's labels and scores."""
+
+    layer: int
+    head: int
+    kv_head: int
+    labels: list[str]
+    scores: dict[str, Score]
+    entropy: float | None = Field(description="Mean entropy of its rows from the second on, in nats.")
+
+
+class Definition(Answer):
+    """What a score means."""
+
+    formula: str
+    baseline: str
+    threshold: float | None
+    source: str
+
+
+class HeadsAnswer(Answer):
+    """Every chosen head, by layer, then head."""
+
+    model: ModelInfo
+    summary: Summary
+    heads: list[HeadInfo]
+    definitions: dict[str, Definition]
+    warnings: list[Warning]

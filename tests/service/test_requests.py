@@ -1,0 +1,417 @@
+"""Bad input: each gets its 4xx that names the field and the limit, nothing is echoed, and the next request works."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from tests.conftest import MakeApp
+
+GOOD = {"text": "the cat", "layers": [0], "heads": [0]}
+
+
+def problem(response: TestResponse, status: int) -> dict[str, Any]:
+    """The problem body, checked for what every error must have."""
+    assert response.status_code == status, response.data
+    assert response.content_type == "application/problem+json"
+    body: dict[str, Any] = json.loads(response.data)
+    assert body["status"] == status
+    assert body["type"].startswith("/problems/")
+    assert body["instance"] == response.request.path
+    assert body["request_id"] == response.headers["X-Request-ID"]
+    return body
+
+
+def still_works(client: FlaskClient) -> None:
+    assert client.post("/v1/attention", json=GOOD).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer", "code"),
+    [
+        ("attention", {}, "", "missing_field"),
+        ("attention", {"text": ""}, "/text", "empty_text"),
+        ("attention", {"text": " \n\t\u3000"}, "/text", "empty_text"),
+        ("attention", {"texts": ["the", ""]}, "/texts/1", "empty_text"),
+        ("attention", {"texts": []}, "/texts", "out_of_range"),
+        ("attention", {"text": "a", "texts": ["a"]}, "", "incompatible_options"),
+        ("attention", {"text": None}, "", "missing_field"),
+        ("attention", {"text": 7}, "/text", "wrong_type"),
+        ("attention", {"text": "a", "layers": "0"}, "/layers", "wrong_type"),
+        ("attention", {"text": "a", "layers": [0.5]}, "/layers/0", "wrong_type"),
+        ("attention", {"text": "a", "layers": [True]}, "/layers/0", "wrong_type"),
+        ("attention", {"text": "a", "layers": ["1"]}, "/layers/0", "wrong_type"),
+        ("attention", {"text": "a", "layers": []}, "/layers", "out_of_range"),
+        ("attention", {"text": "a", "layers": [0, 3]}, "/layers/1", "layer_out_of_range"),
+        ("attention", {"text": "a", "layers": [10**40]}, "/layers/0", "layer_out_of_range"),
+        ("attention", {"text": "a", "heads": [-1]}, "/heads/0", "head_out_of_range"),
+        ("attention", {"text": "a", "heads": [10]}, "/heads/0", "head_out_of_range"),
+        ("attention", {"text": "a", "decimals": 0}, "/decimals", "out_of_range"),
+        ("attention", {"text": "a", "top_k": 3}, "/top_k", "unknown_field"),
+        ("attention", {"text": "a", "a/b~c": 3}, "/a~1b~0c", "unknown_field"),
+        ("attention", {"text": "a", "x" * 999: 3}, "/" + "x" * 64, "unknown_field"),
+        ("tokenize", {"text": ""}, "/text", "empty_text"),
+        ("tokenize", {"text": "a", "special_tokens": "parse"}, "/special_tokens", "unknown_field"),
+        ("heads", {"text": "a", "thresholds": {"sink": 1.5}}, "/thresholds/sink", "out_of_range"),
+        ("heads", {"text": "a", "thresholds": {"nope": 0.5}}, "/thresholds/nope", "unknown_option"),
+        ("heads", {"text": "a", "labels": ["nope"]}, "/labels/0", "unknown_option"),
+        ("heads", {"text": "a", "probe": "repeat"}, "/probe", "unknown_field"),
+        ("heads", {"texts": ["a"]}, "/text", "missing_field"),
+        ("coreference", {}, "", "missing_field"),
+        ("coreference", {"text": "the cat"}, "", "missing_field"),
+        ("coreference", {"items": []}, "/items", "out_of_range"),
+        (
+            "coreference",
+            {"text": "a", "pronoun": {"text": "a"}, "candidates": [], "heads": "every"},
+            "/heads",
+            "unknown_option",
+        ),
+        (
+            "coreference",
+            {"text": "a", "pronoun": {"text": "a"}, "candidates": [], "heads": [[0]]},
+            "/heads/0/1",
+            "missing_field",
+        ),
+        ("kv-cache", {}, "", "missing_field"),
+        ("kv-cache", {"model": "llama-2-7b", "tokens": [1, 0]}, "/tokens/1", "out_of_range"),
+        ("kv-cache", {"model": "no such model"}, "/model", "unknown_model"),
+        ("kv-cache", {"model": "llama-2-7b", "tokens": 0}, "/tokens", "out_of_range"),
+        ("kv-cache", {"model": "llama-2-7b", "tokens": 10**12}, "/tokens", "out_of_range"),
+        ("kv-cache", {"model": "llama-2-7b", "dtype": "float13"}, "/dtype", "unknown_option"),
+        (
+            "kv-cache",
+            {"dims": {"layers": 2, "heads": 7, "kv_heads": 3, "head_dim": 5}},
+            "/dims/kv_heads",
+            "out_of_range",
+        ),
+        ("kv-cache", {"dims": {"layers": 2, "heads": 7, "kv_heads": 7}}, "/dims/head_dim", "missing_field"),
+        ("kv-cache", {"model": "llama-2-7b", "engine": "vllm"}, "/engine", "unknown_field"),
+    ],
+)
+def test_an_invalid_request_names_the_place_and_a_stable_code(
+    client: FlaskClient, path: str, body: dict[str, Any], pointer: str, code: str
+) -> None:
+    errors = problem(client.post(f"/v1/{path}", json=body), 422)["errors"]
+    assert (pointer, code) in [(error["pointer"], error["code"]) for error in errors]
+    assert all(set(error) == {"pointer", "code", "detail"} for error in errors)
+    still_works(client)
+
+
+@pytest.mark.parametrize(
+    "number", ["NaN", "Infinity", "-Infinity", "1e400", '"NaN"', '"1"', "null", "[]", "{}"]
+)
+@pytest.mark.parametrize(
+    ("path", "template"),
+    [
+        ("attention", '{"text": "a", "decimals": %s}'),
+        ("attention", '{"text": "a", "layers": [%s]}'),
+        ("heads", '{"text": "a", "thresholds": {"sink": %s}}'),
+        (
+            "coreference",
+            '{"text": "a", "pronoun": {"text": "a", "occurrence": 0}, "candidates": [], "gold": [%s]}',
+        ),
+        ("kv-cache", '{"model": "llama-2-7b", "tokens": [%s]}'),
+        ("kv-cache", '{"dims": {"layers": %s, "heads": 2, "kv_heads": 2, "head_dim": 2}}'),
+    ],
+)
+def test_what_is_not_a_number_is_refused_in_every_numeric_field(
+    client: FlaskClient, path: str, template: str, number: str
+) -> None:
+    response = client.post(f"/v1/{path}", data=template % number, content_type="application/json")
+    problem(response, 422)
+    still_works(client)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b'{"text": "a"',
+        b'{"text": "a"} x',
+        b"\xff\xfe{\x00}\x00",
+        b'\xef\xbb\xbf{"text": "a"}',
+        b'{"text": "\xff"}',
+        b'{"text": "\\ud83d"}',
+        b'{"text": "\\udc22"}',
+        b'{"\\ud83d": 1}',
+        b'{"texts": ["a", "\\ud83dx"]}',
+        b'{"text": "a\nb"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"text": "a", "decimals": ' + b"9" * 10_000 + b"}",
+        b'{"text": "a", "text": "b"}',
+        b'{"texts": ["a"], "layers": [0], "layers": [1]}',
+    ],
+)
+def test_what_is_not_json_is_400_and_nothing_of_it_is_echoed(client: FlaskClient, raw: bytes) -> None:
+    body = problem(client.post("/v1/attention", data=raw, content_type="application/json"), 400)
+    assert body["type"] == "/problems/malformed-body"
+    assert len(json.dumps(body)) < 600
+    still_works(client)
+
+
+def test_an_integer_of_4000_digits_is_422(client: FlaskClient) -> None:
+    raw = b'{"text": "a", "decimals": ' + b"9" * 4_000 + b"}"
+    problem(client.post("/v1/attention", data=raw, content_type="application/json"), 422)
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[]", b'"text"', b"7"])
+def test_json_that_is_not_an_object_is_422(client: FlaskClient, raw: bytes) -> None:
+    problem(client.post("/v1/attention", data=raw, content_type="application/json"), 422)
+
+
+def test_a_surrogate_pair_a_nul_and_an_emoji_are_text(client: FlaskClient) -> None:
+    for text in ("\U0001f984", "a\0b", "e\u0301", "<|im_end|>", "\u202e"):
+        response = client.post(
+            "/v1/attention", data=json.dumps({"text": text}), content_type="application/json"
+        )
+        assert response.status_code == 200
+        assert response.get_json()["results"][0]["text"] == text
+
+
+@pytest.mark.parametrize(
+    "media_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/xml"]
+)
+def test_another_media_type_is_415_and_says_which_it_takes(
+    client: FlaskClient, media_type: str | None
+) -> None:
+    response = client.post("/v1/attention", data=b'{"text": "a"}', content_type=media_type)
+    problem(response, 415)
+    assert response.headers["Accept-Post"] == "application/json"
+
+
+def test_a_charset_parameter_is_fine(client: FlaskClient) -> None:
+    response = client.post(
+        "/v1/attention", data=json.dumps(GOOD), content_type="application/json; charset=utf-8"
+    )
+    assert response.status_code == 200
+
+
+def test_values_are_never_echoed(client: FlaskClient) -> None:
+    secret = "x9-secret"
+    for body in (
+        {"text": {"a": secret}},
+        {"text": "a", "decimals": secret},
+        {"text": "a", "layers": [secret]},
+    ):
+        assert secret not in client.post("/v1/attention", json=body).text
+    assert secret not in client.post("/v1/kv-cache", json={"model": secret}).text
+    assert secret not in client.post("/v1/heads", json={"text": "a", "labels": [secret]}).text
+
+
+def test_at_most_twenty_errors_are_listed(client: FlaskClient) -> None:
+    body = problem(client.post("/v1/attention", json={"text": "a", "layers": ["x"] * 500}), 422)
+    assert len(body["errors"]) == 20
+
+
+def test_unknown_paths_and_methods_are_problems_too(client: FlaskClient) -> None:
+    assert problem(client.get("/nope"), 404)["type"] == "/problems/not-found"
+    response = client.get("/v1/attention")
+    assert problem(response, 405)["type"] == "/problems/method-not-allowed"
+    assert response.headers["Allow"] == "OPTIONS, POST"
+    problem(client.get("/problems/nope"), 404)
+
+
+def test_every_problem_type_has_its_page(client: FlaskClient) -> None:
+    from service.problems import PROBLEMS
+
+    for row in PROBLEMS:
+        page = client.get(row.type)
+        assert page.status_code == 200
+        assert row.title in page.text
+        assert page.content_type.startswith("text/html")
+
+
+def test_a_fault_of_ours_is_500_without_a_trace(make_app: MakeApp) -> None:
+    app = make_app()
+    app.extensions["engine"].model.reader.read = None  # type: ignore[method-assign]
+    try:
+        response = app.test_client().post("/v1/attention", json=GOOD)
+    finally:
+        del app.extensions["engine"].model.reader.read
+    body = problem(response, 500)
+    assert "Traceback" not in response.text
+    assert "NoneType" not in response.text
+    assert body["title"] == "Something went wrong on our side"
+    still_works(app.test_client())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_never_sent_as_data(make_app: MakeApp, bad: float) -> None:
+    app = make_app()
+    reader = app.extensions["engine"].model.reader
+
+    def read(sequences: Any, heads: Any, consume: Any, **options: Any) -> None:
+        import torch
+
+        from attention_core.capture import Rows
+
+        size = len(sequences[0])
+        for layer, chosen in heads.items():
+            consume(Rows(0, layer, tuple(chosen), range(size), torch.full((len(chosen), size, size), bad)))
+
+    reader.read = read
+    try:
+        problem(app.test_client().post("/v1/attention", json=GOOD), 500)
+        problem(app.test_client().post("/v1/heads", json={"text": "the cat"}), 500)
+    finally:
+        del reader.read
+
+
+# --- limits: each with the limit and what was asked ---------------------------------------------------------
+
+
+def test_a_body_over_the_cap_is_413_with_limit_and_actual(make_app: MakeApp) -> None:
+    client = make_app(max_body_bytes=100).test_client()
+    body = problem(client.post("/v1/attention", json={"text": "a" * 200}), 413)
+    assert body["limit"] == 100
+    assert body["actual"] > 200
+    still_works(client)
+
+
+def test_too_many_texts_are_413_before_anything_else_is_looked_at(make_app: MakeApp) -> None:
+    client = make_app(max_texts=2).test_client()
+    body = problem(client.post("/v1/attention", json={"texts": ["a"] * 3, "layers": [99]}), 413)
+    assert (body["limit"], body["actual"]) == (2, 3)
+    item = {"text": "the cat", "pronoun": {"text": "the"}, "candidates": [{"text": "cat"}]}
+    problem(client.post("/v1/coreference", json={"items": [item] * 3, "heads": [[0, 0]]}), 413)
+
+
+def test_a_text_too_long_is_422_with_limit_and_actual(make_app: MakeApp) -> None:
+    client = make_app(max_tokens_per_text=5).test_client()
+    body = problem(client.post("/v1/attention", json={"texts": ["zzzzz", "zzzzzz"], "layers": [0]}), 422)
+    assert (body["limit"], body["actual"]) == (5, 6)
+    assert [(error["pointer"], error["code"]) for error in body["errors"]] == [("/texts/1", "text_too_long")]
+
+
+def test_the_models_own_maximum_holds_where_it_is_lower(client: FlaskClient) -> None:
+    body = problem(client.post("/v1/heads", json={"text": "z" * 513}), 422)
+    assert (body["limit"], body["actual"]) == (512, 513)
+
+
+def test_texts_too_long_together_are_422(make_app: MakeApp) -> None:
+    client = make_app(max_tokens_per_request=7).test_client()
+    body = problem(client.post("/v1/attention", json={"texts": ["zzzz", "zzzz"], "layers": [0]}), 422)
+    assert (body["limit"], body["actual"]) == (7, 8)
+    assert body["errors"][0]["pointer"] == "/texts"
+
+
+def test_an_answer_too_large_is_413_before_the_model_runs_and_says_what_to_narrow(make_app: MakeApp) -> None:
+    app = make_app(max_response_elements=2 * 4 * 9)
+    client = app.test_client()
+    good = {"text": "zzz", "layers": [0, 1], "heads": [0, 1, 2, 3]}
+    assert client.post("/v1/attention", json=good).status_code == 200
+    app.extensions["engine"].model.reader.read = None  # would be a 500 if it were called
+    try:
+        body = problem(client.post("/v1/attention", json={**good, "heads": [0, 1, 2, 3, 4]}), 413)
+    finally:
+        del app.extensions["engine"].model.reader.read
+    assert (body["limit"], body["actual"]) == (72, 90)
+    assert re.search("fewer layers, heads or texts", body["detail"])
+
+
+def test_a_full_queue_answers_429_with_retry_after(make_app: MakeApp) -> None:
+    app = make_app(max_in_flight=1)
+    with app.extensions["engine"].admit():
+        response = app.test_client().post("/v1/attention", json=GOOD)
+        assert problem(response, 429)["limit"] == 7
+        assert int(response.headers["Retry-After"]) >= 1
+        assert app.test_client().get("/health/ready").status_code == 200
+        kv = {"model": "llama-2-7b"}
+        assert app.test_client().post("/v1/kv-cache", json=kv).status_code == 200
+    still_works(app.test_client())
+
+
+def test_while_the_model_loads_only_what_needs_it_is_503(make_app: MakeApp, model: Any) -> None:
+    import threading
+
+    from tests.conftest import wait_until
+
+    loading = threading.Event()
+
+    def load() -> Any:
+        loading.wait(20)
+        return model
+
+    app = make_app(load, wait=False)
+    client = app.test_client()
+    for response in (
+        client.post("/v1/attention", json=GOOD),
+        client.get("/v1/model"),
+        client.get("/health/ready"),
+    ):
+        problem(response, 503)
+        assert int(response.headers["Retry-After"]) >= 1
+    assert client.get("/health/live").get_json() == {"status": "live", "state": "loading"}
+    assert client.post("/v1/kv-cache", json={"model": "llama-2-7b"}).status_code == 200
+    assert client.get("/openapi.json").status_code == 200
+    loading.set()
+    wait_until(lambda: app.extensions["engine"].state == "ready")
+    assert client.get("/health/ready").get_json() == {"status": "ready", "state": "ready"}
+    still_works(client)
+
+
+def test_a_model_that_cannot_be_loaded_is_neither_ready_nor_live(make_app: MakeApp) -> None:
+    def load() -> Any:
+        raise RuntimeError("broken weights")
+
+    app = make_app(load)
+    client = app.test_client()
+    from tests.conftest import wait_until
+
+    wait_until(lambda: not app.extensions["engine"].alive)
+    assert "broken" not in client.get("/health/ready").text
+    problem(client.get("/health/ready"), 503)
+    problem(client.get("/health/live"), 503)
+    problem(client.post("/v1/heads", json={"text": "a"}), 503)
+
+
+def test_a_deadline_is_504(make_app: MakeApp) -> None:
+    import time
+
+    app = make_app(deadline_seconds=0.2)
+    reader = app.extensions["engine"].model.reader
+    reader.read = lambda *args, **options: time.sleep(1)
+    try:
+        started = time.monotonic()
+        problem(app.test_client().post("/v1/attention", json=GOOD), 504)
+        assert time.monotonic() - started < 0.8
+    finally:
+        del reader.read
+    app.extensions["engine"].close()
+
+
+def test_request_ids_are_taken_over_when_they_are_harmless(client: FlaskClient) -> None:
+    assert (
+        client.get("/health/live", headers={"X-Request-ID": "abc-1.2_3"}).headers["X-Request-ID"]
+        == "abc-1.2_3"
+    )
+    for bad in ("a b", "x" * 65, "é", '"'):
+        given = client.get("/health/live", headers={"X-Request-ID": bad}).headers["X-Request-ID"]
+        assert re.fullmatch("[0-9a-f]{32}", given)
+
+
+def test_gets_carry_an_etag_and_answer_304(client: FlaskClient) -> None:
+    for path in ("/v1/model", "/v1/kv-cache/models", "/openapi.yaml", "/openapi.json"):
+        first = client.get(path)
+        again = client.get(path, headers={"If-None-Match": first.headers["ETag"]})
+        assert (again.status_code, again.data) == (304, b"")
+        assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_the_log_holds_no_text_of_the_user(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        client.post("/v1/attention", json={"text": "mysecrettext", "layers": [0]})
+        client.post("/v1/attention", json={"text": "mysecrettext", "layers": [99]})
+    assert [record.status for record in caplog.records if record.name == "service.access"] == [200, 422]  # type: ignore[attr-defined]
+    from service.observability import JsonFormatter
+
+    lines = [JsonFormatter().format(record) for record in caplog.records]
+    assert all(json.loads(line)["time"] for line in lines)
+    assert "mysecret" not in "".join(lines)
