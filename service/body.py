@@ -128,12 +128,11 @@ def _place(location: tuple[int | str, ...], body: object, *, missing: bool) -> l
     """The parts of pydantic's location that are places in the body: it also names which form of a union it tried."""
     place: list[int | str] = []
     for part in location:
-        if (isinstance(body, dict) and part in body) or (
-            isinstance(body, list) and isinstance(part, int) and part < len(body)
-        ):
-            body = body[part]
-        elif not (missing and part == location[-1]):
-            continue
+        try:
+            body = body[part]  # type: ignore[index]
+        except (LookupError, TypeError):
+            if not (missing and part == location[-1]):
+                continue
         place.append(part)
     return place
 
