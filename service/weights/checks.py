@@ -1,4 +1,4 @@
-"""Is it a model that this service reads? Answered from its small files, before any weights are fetched or loaded."""
+"""Is it a model that this service reads? Answered from its small files, before weights are fetched."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
-    """Raise UnsuitableModelError, saying which trait is in the way, unless `config` describes a plain Qwen2."""
+    """Raise UnsuitableModelError, naming the trait in the way, unless `config` describes a plain Qwen2."""
     kind = config.get("model_type")
     if kind != "qwen2":
         raise UnsuitableModelError(f"{name} is not a Qwen2 model: model_type is {kind!r}")
@@ -44,11 +44,13 @@ def check_config(config: dict[str, Any], name: str) -> None:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     if config["hidden_size"] % heads or heads % kv_heads:
         raise UnsuitableModelError(
-            f"{name}: {heads} heads must divide hidden_size {config['hidden_size']} and be a multiple of {kv_heads} "
-            "key/value heads"
+            f"{name}: {heads} heads must divide hidden_size {config['hidden_size']}, "
+            f"and {kv_heads} key/value heads must divide {heads}"
         )
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or []):
-        raise UnsuitableModelError(f"{name} attends through a sliding window, which this service does not read")
+        raise UnsuitableModelError(
+            f"{name} attends through a sliding window, which this service does not read"
+        )
     if config.get("quantization_config") is not None:
         raise UnsuitableModelError(f"{name} is quantised; take the plain model, or a GGUF file")
 
@@ -61,7 +63,9 @@ def shards_of(index: dict[str, Any], name: str) -> list[str]:
     shards = sorted({str(shard) for shard in weight_map.values()})
     for shard in shards:
         if not re.fullmatch(r"[\w.-]+\.safetensors", shard):  # a path could lead out of the model's folder
-            raise UnsuitableModelError(f"{name}: {INDEX_FILE} names {shard!r}, which is not a safetensors file name")
+            raise UnsuitableModelError(
+                f"{name}: {INDEX_FILE} names {shard!r}, which is not a safetensors file name"
+            )
     return shards
 
 
@@ -73,7 +77,9 @@ def check_folder(folder: Path, name: str) -> list[Path]:
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
-        raise UnsuitableModelError(f"{name} has no {SINGLE_FILE}; pickle formats (.bin, .pt) are never loaded")
+        raise UnsuitableModelError(
+            f"{name} has no {SINGLE_FILE}; pickle formats (.bin, .pt) are never loaded"
+        )
     weights = [folder / shard for shard in shards_of(read_json(folder / INDEX_FILE, name), name)]
     for path in weights:
         if not path.is_file():

@@ -2,7 +2,7 @@
 
 
 class WeightsError(Exception):
-    """A model cannot be had; the message is one sentence for the user. Also raised itself: the cache cannot be used."""
+    """A model cannot be had; the message is for the user. Raised itself where the cache cannot be used."""
 
     exit_code = 1
 

@@ -16,58 +16,32 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from service.weights.checks import SINGLE_FILE, check_config, check_folder
 from service.weights.errors import UnsuitableModelError
 from service.weights.store import (
-    ModelFiles,
+    CONVERSION,
+    PROVENANCE,
     Progress,
     appears_whole,
-    read_record,
+    converted_folder,
     require_space,
     sha256_of,
-    slug,
     variant_of,
     write_record,
 )
 
-PROVENANCE = "provenance.json"
-CONVERSION = 1  # raise it when a conversion's result changes: older ones are then made anew
+TOKENIZER_BYTES = 20_000_000  # of tokenizer.json and the small files, at most
 
 
-def converted_folder(cache: Path, name: str, sha256: str) -> Path:
-    """Where the converted model lies: one folder for each content, whatever the file was called."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
-    return cache / "models" / f"{readable}-{sha256[:12]}"
-
-
-def find_converted(cache: Path, name: str, sha256: str) -> ModelFiles | None:
-    """Find an earlier conversion of the file with this hash; None where there is none, or it is not whole."""
-    folder = converted_folder(cache, name, sha256)
-    provenance = read_record(folder / PROVENANCE)
-    if provenance is None or provenance["conversion"] != CONVERSION or provenance["sha256"] != sha256:
-        return None
-    for file, facts in provenance["files"].items():
-        path = folder / file
-        if not path.is_file() or path.stat().st_size != facts["bytes"]:
-            return None
-    return ModelFiles(
-        requested=name,
-        id=name,
-        folder=folder,
-        revision=None,
-        sha256=sha256,
-        variant=provenance["variant"],
-        quantization=provenance["quantization"],
-        fallback=None,
-    )
-
-
-def convert(gguf: Path, cache: Path, name: str, sha256: str, progress: Progress) -> ModelFiles:
+def convert(gguf: Path, cache: Path, name: str, sha256: str, progress: Progress) -> None:
     """Dequantise a GGUF file (whose hash is `sha256`) into the cache. Call it under `exclusive`."""
     reader = _read(gguf, name)
     config = _config(reader, name)
     float32_bytes = sum(4 * int(tensor.n_elements) for tensor in reader.tensors)
     folder = converted_folder(cache, name, sha256)
-    require_space(folder, float32_bytes + 50_000_000)  # the tokenizer, and some air
     with appears_whole(folder) as partial:
+        require_space(partial, float32_bytes + TOKENIZER_BYTES)
         save_file(_weights(reader, config, name, progress), partial / SINGLE_FILE, metadata={"format": "pt"})
+        (partial / SINGLE_FILE).chmod(
+            0o644
+        )  # safetensors writes for the owner only; a server may be another user
         config.save_pretrained(partial)
         _tokenizer(reader, name).save_pretrained(partial)
         check_folder(partial, name)
@@ -79,13 +53,11 @@ def convert(gguf: Path, cache: Path, name: str, sha256: str, progress: Progress)
             "quantization": _quantization(reader),
             "files": _facts(partial, progress),
             "versions": {
-                package: version(package) for package in ("gguf", "safetensors", "tokenizers", "torch", "transformers")
+                package: version(package)
+                for package in ("gguf", "safetensors", "tokenizers", "torch", "transformers")
             },
         }
         write_record(partial / PROVENANCE, provenance)
-    found = find_converted(cache, name, sha256)
-    assert found is not None  # noqa: S101  it was written above
-    return found
 
 
 def _read(gguf: Path, name: str) -> GGUFReader:
@@ -126,7 +98,8 @@ def _config(reader: GGUFReader, name: str) -> Qwen2Config:
         max_position_embeddings=_field(reader, "qwen2.context_length"),
         rms_norm_eps=_field(reader, "qwen2.attention.layer_norm_rms_epsilon"),
         rope_parameters={"rope_type": "default", "rope_theta": _field(reader, "qwen2.rope.freq_base")},
-        tie_word_embeddings="output.weight" not in tensors,  # a GGUF may quantise the two differently: then both count
+        tie_word_embeddings="output.weight"
+        not in tensors,  # a GGUF may quantise the two differently: then both count
         use_sliding_window=False,
         bos_token_id=_field(reader, "tokenizer.ggml.bos_token_id", None),
         eos_token_id=_field(reader, "tokenizer.ggml.eos_token_id", None),
@@ -136,8 +109,10 @@ def _config(reader: GGUFReader, name: str) -> Qwen2Config:
     return config
 
 
-def _weights(reader: GGUFReader, config: Qwen2Config, name: str, progress: Progress) -> dict[str, torch.Tensor]:
-    """Every parameter of the model, in float32. Names and shapes are transformers'; gguf maps the names to its own."""
+def _weights(
+    reader: GGUFReader, config: Qwen2Config, name: str, progress: Progress
+) -> dict[str, torch.Tensor]:
+    """Every parameter of the model, in float32, under transformers' names, which gguf maps to its own."""
     with torch.device("meta"):
         expected = Qwen2ForCausalLM(config).state_dict()
     if config.tie_word_embeddings:
@@ -163,7 +138,7 @@ def _weights(reader: GGUFReader, config: Qwen2Config, name: str, progress: Progr
 
 
 def _tokenizer(reader: GGUFReader, name: str) -> Qwen2Tokenizer:
-    """The tokenizer, built by transformers' own Qwen2 class: a GGUF does not say that texts are normalised to NFC."""
+    """The tokenizer, built by transformers' Qwen2 class: a GGUF does not tell of the NFC normaliser."""
     scheme = _field(reader, "tokenizer.ggml.model"), _field(reader, "tokenizer.ggml.pre", None)
     if scheme != ("gpt2", "qwen2"):
         raise UnsuitableModelError(f"{name} has a tokenizer of the kind {scheme}, expected ('gpt2', 'qwen2')")
@@ -175,8 +150,12 @@ def _tokenizer(reader: GGUFReader, name: str) -> Qwen2Tokenizer:
         if f"tokenizer.ggml.{key}_token_id" in reader.fields
     }
     tokenizer = Qwen2Tokenizer(
-        # Unused pieces fill the embedding up to a round number; the hub's tokenizer does not have them either.
-        vocab={piece: i for i, (piece, kind) in enumerate(zip(pieces, kinds, strict=True)) if kind != TokenType.UNUSED},
+        # Unused pieces fill the embedding up to a round number; the hub's tokenizer has none of them.
+        vocab={
+            piece: i
+            for i, (piece, kind) in enumerate(zip(pieces, kinds, strict=True))
+            if kind != TokenType.UNUSED
+        },
         merges=[tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")],
         model_max_length=_field(reader, "qwen2.context_length"),
         **special,
@@ -195,7 +174,7 @@ def _tokenizer(reader: GGUFReader, name: str) -> Qwen2Tokenizer:
 def _quantization(reader: GGUFReader) -> str | None:
     file_type = _field(reader, "general.file_type", None)
     try:
-        return LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        return str(LlamaFileType(file_type).name).removeprefix("MOSTLY_").removeprefix("ALL_")
     except ValueError:
         return None
 

