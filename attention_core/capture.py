@@ -9,6 +9,7 @@ transformers at the end of this module is the only state of the process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,7 +146,7 @@ class AttentionReader:
                 raise ShapeError(f"sequences[{text}]", expected="at least one token", got="none")
             _check_indices(f"sequences[{text}], token id", ids, self.vocabulary)
             _check_indices(f"queries[{text}]", rows[text], len(ids))
-            if any(a >= b for a, b in zip(rows[text], rows[text][1:], strict=False)):
+            if any(a >= b for a, b in itertools.pairwise(rows[text])):
                 raise ShapeError(f"queries[{text}]", expected="ascending row indices", got=list(rows[text]))
 
 

@@ -6,6 +6,7 @@ the article's model runs, Qwen/Qwen2.5-0.5B; another model's figure stands besid
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -175,7 +176,8 @@ def _module(ours: MultiHeadAttention, x: torch.Tensor, kv_heads: int) -> torch.T
 
     def repeated(parameter: torch.Tensor) -> torch.Tensor:
         heads = parameter.unflatten(0, (kv_heads, width // 8))  # [kv head, d, ...]
-        return heads.repeat_interleave(group, 0).flatten(0, 1)
+        every: torch.Tensor = heads.repeat_interleave(group, 0).flatten(0, 1)
+        return every
 
     q, k, v, o = ours.q_proj, ours.k_proj, ours.v_proj, ours.o_proj
     theirs = torch.nn.MultiheadAttention(width, 8, batch_first=True).double()
@@ -228,7 +230,7 @@ def _scaling() -> list[Claim]:
             "falls",
             jacobians[-1] / jacobians[0],
             f"{jacobians[-1] / jacobians[0]:.2f}",
-            all(later < earlier for earlier, later in zip(jacobians, jacobians[1:], strict=False)),
+            all(later < earlier for earlier, later in itertools.pairwise(jacobians)),
         ),
         _holds(
             section,
@@ -287,7 +289,7 @@ def of_the_model(model: LoadedModel) -> list[Claim]:
     """Sinks, the previous-token head, the pronoun head, and the sentences, on the loaded model."""
     maps = _all_maps(model)
     base = model.provenance["id"] == ARTICLE_MODEL
-    layers, heads, tokens = maps.shape[:3]
+    layers, heads = maps.shape[:2]
     row_sums = float((maps.sum(-1) - 1).abs().max())
     future = int(maps.triu(1).count_nonzero())
     section = f'{layers * heads} heads on "{SENTENCE}"'
@@ -304,14 +306,13 @@ def of_the_model(model: LoadedModel) -> list[Claim]:
             verdict = "agrees" if abs(measured - expected) <= 0.01 else "differs"
         return Claim(section, claim, article, measured, shown, verdict, must_hold=False)
 
-    for claim, rows, article in (
-        ("heads with more than half on the first token, rows 1 and later", maps[:, :, 1:, 0], 0.68),
-        ("the same with row 0", maps[:, :, :, 0], None),
-    ):
+    def share_of_sinks(rows: torch.Tensor) -> tuple[float, str]:
         sinks = int((rows.mean(-1) > SINK_THRESHOLD).sum())
-        share = sinks / (layers * heads)
-        shown = f"{share:.1%} ({sinks} of {layers * heads})"
-        claims.append(compare(claim, "" if article is None else f"{article:.0%}", article, share, shown))
+        return sinks / (layers * heads), f"{sinks / (layers * heads):.1%} ({sinks} of {layers * heads})"
+
+    claim = "heads with more than half on the first token, rows 1 and later"
+    claims.append(compare(claim, "68%", 0.68, *share_of_sinks(maps[:, :, 1:, 0])))
+    claims.append(compare("the same with row 0", "", None, *share_of_sinks(maps[:, :, :, 0])))
 
     if (layers, heads) == (24, 14):
         layer, head = PREVIOUS_TOKEN_HEAD

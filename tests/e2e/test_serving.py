@@ -1,0 +1,288 @@
+"""Real gunicorn on the real weights: the article's figures by HTTP, hostile input on the wire, load, and signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.e2e.conftest import Server, serving
+
+SENTENCE = "The cat sat on the mat because it was tired."
+DATA = Path(__file__).parents[2] / "service" / "data"
+SMALL = {"text": SENTENCE, "layers": [5], "heads": [5]}
+
+
+def items(file: str) -> list[dict[str, Any]]:
+    lines = (DATA / file).read_text(encoding="utf-8").splitlines()
+    return [
+        {name: json.loads(line)[name] for name in ("text", "pronoun", "candidates", "gold")} for line in lines
+    ]
+
+
+# --- the article's figures ----------------------------------------------------------------------------------
+
+
+def test_the_pronoun_head_attends_to_the_cat(server: Server) -> None:
+    answer = server.post("/v1/attention", SMALL).json
+    (result,) = answer["results"]
+    words = [token["text"] for token in result["tokens"]]
+    assert result["maps"][0]["weights"][words.index("it")][words.index("cat")] == pytest.approx(
+        0.869, abs=0.002
+    )
+    assert answer["model"]["sha256"].startswith("1d9614638d18")
+
+
+def test_sinks_and_the_previous_token_head(server: Server) -> None:
+    answer = server.post("/v1/heads", {"text": SENTENCE}).json
+    assert answer["summary"]["heads"] == 336
+    assert answer["summary"]["labels"]["sink"]["fraction"] == pytest.approx(0.533, abs=0.01)
+    assert answer["summary"]["labels"]["previous_token"]["count"] == 9
+    (head,) = (one for one in answer["heads"] if (one["layer"], one["head"]) == (8, 7))
+    assert head["scores"]["previous_token"]["score"] == pytest.approx(0.843, abs=0.002)
+    assert head["scores"]["previous_token"]["argmax_rate"] == 1
+    assert head["labels"] == ["previous_token"]
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "first", "nearest"), [("easy.jsonl", 6, 6, 0), ("control.jsonl", 4, 0, 17)]
+)
+def test_the_pronoun_head_on_easy_and_on_control_sentences(
+    server: Server, file: str, right: int, first: int, nearest: int
+) -> None:
+    asked = items(file)
+    results = server.post("/v1/coreference", {"items": asked}).json["results"]
+    assert sum(result["heads"][0]["correct"] for result in results) == right
+    for baseline, expected in (("first", first), ("nearest", nearest)):
+        hits = [
+            result["baselines"][baseline] == item["gold"] for result, item in zip(results, asked, strict=True)
+        ]
+        assert sum(hits) == expected
+
+
+def test_many_heads_are_right_on_the_easy_set_so_it_selects_nothing(server: Server) -> None:
+    results = server.post("/v1/coreference", {"items": items("easy.jsonl"), "heads": "all"}).json["results"]
+    all_right = sum(all(result["heads"][place]["correct"] for result in results) for place in range(336))
+    assert all_right == pytest.approx(114, abs=3)
+
+
+# --- load ----------------------------------------------------------------------------------------------------
+
+
+def _numbers(answer: Any) -> list[float]:
+    if isinstance(answer, dict):
+        return [number for name, value in answer.items() if name != "model" for number in _numbers(value)]
+    if isinstance(answer, list):
+        return [number for value in answer for number in _numbers(value)]
+    return [float(answer)] if isinstance(answer, int | float) else []
+
+
+def test_200_requests_from_8_clients_all_equal_the_serial_answers(server: Server) -> None:
+    texts = [
+        SENTENCE,
+        "I.",
+        "The dog barked at the fence because it was hungry.",
+        "def f(x):\n    return x\n" * 4,
+    ]
+    item = {"text": SENTENCE, "pronoun": {"text": "it"}, "candidates": [{"text": "cat"}, {"text": "mat"}]}
+    questions = [
+        *(("/v1/attention", {"text": text, "layers": [3, 11], "heads": [0, 13]}) for text in texts),
+        *(("/v1/heads", {"text": text, "layers": [2]}) for text in texts),
+        ("/v1/coreference", item),
+        ("/v1/tokenize", {"texts": texts}),
+    ]
+    serial = [_numbers(server.post(path, body).json) for path, body in questions]
+
+    def ask(number: int) -> tuple[int, int, float]:
+        path, body = questions[number % len(questions)]
+        answer = server.post(path, body)
+        expected = serial[number % len(questions)]
+        got = _numbers(answer.json)
+        assert len(got) == len(expected) > 0
+        return number, answer.status, float(np.abs(np.array(got) - np.array(expected)).max())
+
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(ask, range(200)))
+    assert {status for _, status, _ in answers} == {200}
+    assert max(difference for _, _, difference in answers) <= 2e-4
+    assert len(server.workers()) == 1  # one model in memory
+
+
+def test_the_worker_holds_one_copy_of_the_weights(server: Server) -> None:
+    server.post("/v1/attention", SMALL)
+    (worker,) = server.workers()
+    status = Path(f"/proc/{worker}/status").read_text()
+    resident = int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    one_copy = 494_032_768 * 4  # parameters of the backbone, float32
+    assert resident < 1.6 * one_copy
+
+
+# --- the wire ------------------------------------------------------------------------------------------------
+
+
+def works(server: Server) -> None:
+    assert server.post("/v1/attention", SMALL).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"text": ""}, 422),
+        ({"text": " \n "}, 422),
+        ({"text": "word " * 220_000}, 413),  # over 1 MiB
+        ({"text": "word " * 10_000}, 422),
+        ({"text": "a" * 1_000_000}, 422),
+        ({"text": SENTENCE, "layers": [24]}, 422),
+        ({"text": SENTENCE, "heads": [-1]}, 422),
+        ({"text": SENTENCE, "nope": 1}, 422),
+        ({"text": 7}, 422),
+        ({"texts": [SENTENCE] * 65}, 413),
+        ({"text": "word " * 128}, 413),  # 336 x 128^2 numbers
+        (b'{"text": "a", "decimals": NaN}', 422),
+        (b'{"text": "a"', 400),
+        (b"", 400),
+        (b"\xff", 400),
+        (b'{"text": "\\ud83d"}', 400),
+        (b"[" * 100_000, 400),
+    ],
+)
+def test_hostile_input_gets_its_4xx_and_the_next_request_works(
+    server: Server, body: Any, status: int
+) -> None:
+    started = time.monotonic()
+    answer = server.post("/v1/attention", body)
+    assert answer.status == status, answer.data
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    problem = answer.json
+    if status == 413 or "text_too_long" in answer.data.decode():
+        assert problem["actual"] > problem["limit"] > 0
+    assert time.monotonic() - started < 10
+    works(server)
+
+
+def _chunked(parts: list[bytes], *, end: bytes = b"0\r\n\r\n") -> bytes:
+    head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + end
+
+
+def test_a_chunked_body_is_read_like_any_other(server: Server) -> None:
+    raw = json.dumps(SMALL).encode()
+    received = server.raw(_chunked([raw[:10], raw[10:]]))
+    assert received.startswith(b"HTTP/1.1 200")
+    assert received.partition(b"\r\n\r\n")[2] == server.post("/v1/attention", SMALL).data
+
+
+def test_a_chunked_body_over_the_cap_is_413_even_when_its_beginning_is_valid(server: Server) -> None:
+    raw = json.dumps(SMALL).encode()
+    received = server.raw(_chunked([raw, *([b" " * 65536] * 17)]))
+    assert received.startswith(b"HTTP/1.1 413")
+    assert b'"limit":1048576' in received
+    works(server)
+
+
+@pytest.mark.parametrize("end", [b"zz\r\n", b"5\r\nabc"])
+def test_broken_chunks_are_400(server: Server, end: bytes) -> None:
+    received = server.raw(
+        _chunked([b'{"text": '], end=end) if end[:1] == b"z" else _chunked([b"{"], end=end), seconds=15
+    )
+    assert received.startswith((b"HTTP/1.1 400", b"HTTP/1.1 408"))
+    works(server)
+
+
+def test_a_body_that_never_ends_is_408_and_holds_nobody_else_up(files: Any, tmp_path: Path) -> None:
+    with serving(tmp_path, body_timeout_seconds=1) as server:
+        head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+
+        def drip() -> bytes:
+            import socket
+
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+                connection.sendall(head)
+                for _ in range(8):  # a byte now and then: no single read waits long
+                    time.sleep(0.25)
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:
+                        break
+                received = b""
+                try:
+                    while chunk := connection.recv(65536):
+                        received += chunk
+                except OSError:
+                    pass
+                return received
+
+        started = time.monotonic()
+        with ThreadPoolExecutor(12) as clients:
+            answers = list(clients.map(lambda _: drip(), range(12)))
+        assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers), answers
+        assert time.monotonic() - started < 10
+        works(server)
+
+
+def test_head_and_options_are_answered(server: Server) -> None:
+    head = server.request("HEAD", "/v1/model")
+    assert (head.status, head.data) == (200, b"")
+    assert server.request("OPTIONS", "/v1/attention").headers["Allow"] == "OPTIONS, POST"
+    assert server.get("/nope").json["status"] == 404
+
+
+# --- settings and signals ------------------------------------------------------------------------------------
+
+
+def test_term_answers_what_is_in_flight_and_is_not_ready_at_once(files: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        slow = {"texts": ["The cat sat on the mat. " * 60] * 4}
+        answers: list[int] = []
+
+        def ask() -> None:
+            answers.append(server.post("/v1/heads", {"text": slow["texts"][0]}).status)
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.join(120)
+        assert answers == [200] * 4
+        assert server.process.wait(30) == 0
+
+
+def test_a_killed_worker_is_replaced_and_the_service_is_ready_again(files: Any, tmp_path: Path) -> None:
+    import os
+
+    with serving(tmp_path) as server:
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGKILL)
+        time.sleep(0.5)
+        server.wait_ready()
+        assert server.workers() != [worker]
+        works(server)
+
+
+def test_serve_without_weights_is_one_clear_line_and_an_exit_code(tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    environment = {**os.environ, "ATTENTION_MODEL": "auto", "ATTENTION_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 3
+    assert done.stderr.strip() == (
+        "attention-service: no model has been chosen yet; run: attention-service fetch-weights"
+    )
