@@ -205,16 +205,18 @@ def _warnings(model: CacheModel, counts: tuple[int, ...]) -> Notes:
 
 
 def _formula(model: CacheModel, k_dtype: str, v_dtype: str) -> str:
+    def counted(number: int | Fraction, unit: str) -> str:
+        return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+
     def per_element(dtype: str) -> str:
-        size = BYTES_PER_ELEMENT[dtype]
-        return f"{size} {'byte' if size == 1 else 'bytes'}"
+        return counted(BYTES_PER_ELEMENT[dtype], "byte")
 
     def term(group: LayerGroup) -> str:
         if k_dtype == v_dtype:
             row = f"({group.k_dim} + {group.v_dim}) × {per_element(k_dtype)}"
         else:
             row = f"({group.k_dim} × {per_element(k_dtype)} + {group.v_dim} × {per_element(v_dtype)})"
-        return f"{group.layers} layers × {group.kv_heads} KV heads × {row}"
+        return f"{counted(group.layers, 'layer')} × {counted(group.kv_heads, 'KV head')} × {row}"
 
     terms = " + ".join(term(group) for group in _groups(model, k_dtype, v_dtype))
     return f"{terms} = {model.cache_bytes(1, k_dtype, v_dtype):,} bytes per token"

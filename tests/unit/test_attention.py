@@ -258,9 +258,9 @@ def test_four_tokens_agree_with_torchs_function(batch, causal):
 
 
 def test_four_tokens_with_unit_matrices_are_the_hand_worked_ones():
-    # q = k = v = x = √2 · unit vectors e₀, e₁, e₀, e₁ in two dimensions: q·k is 2 where they are equal, else 0;
-    # divided by √2: √2 or 0. With a = exp √2, causal rows are [1], [1, a], [a, 1, a], [1, a, 1, a], each divided
-    # by its sum.
+    # q = k = v = x = √2 · unit vectors e₀, e₁, e₀, e₁ in two dimensions: q·k is 2 where they are equal, else
+    # 0; divided by √2: √2 or 0. With a = exp √2, causal rows are [1], [1, a], [a, 1, a], [1, a, 1, a], each
+    # divided by its sum.
     a = math.exp(math.sqrt(2))
     x = math.sqrt(2) * torch.eye(2, dtype=torch.float64).repeat(2, 1)
     unit = torch.eye(2, dtype=torch.float64)

@@ -173,7 +173,8 @@ def test_layers_that_differ_make_groups_whose_bytes_add_up():
     assert [(group.layers, group.bytes_per_token) for group in report.groups] == [(2, 120), (1, 28)]
     assert report.bytes_per_token == 148
     assert report.formula == (
-        "2 layers × 3 KV heads × (5 + 5) × 2 bytes + 1 layers × 1 KV heads × (7 + 7) × 2 bytes = 148 bytes per token"
+        "2 layers × 3 KV heads × (5 + 5) × 2 bytes + 1 layer × 1 KV head × (7 + 7) × 2 bytes"
+        " = 148 bytes per token"
     )
 
 
