@@ -186,14 +186,17 @@ class HeadScorer:
         baselines = [score.baseline(self.tokens) if self.tokens > 1 else None for score in SCORES.values()]
         results = []
         for layer, sums in self._sums.items():
-            columns = zip(sums.heads, sums.mass.tolist(), sums.hits.tolist(), sums.rows.tolist(), strict=True)
-            for (head, *numbers), entropy in zip(columns, sums.entropy.tolist(), strict=True):
-                scores = dict(
-                    zip(SCORES, map(self._result, SCORES.values(), baselines, *numbers), strict=True)
-                )
-                results.append(
-                    HeadResult(layer, head, scores, entropy / (self.tokens - 1) if self.tokens > 1 else None)
-                )
+            columns = (
+                sums.heads,
+                sums.mass.tolist(),
+                sums.hits.tolist(),
+                sums.rows.tolist(),
+                sums.entropy.tolist(),
+            )
+            for head, mass, hits, rows, entropy in zip(*columns, strict=True):
+                each = map(self._result, SCORES.values(), baselines, mass, hits, rows)
+                mean_entropy = entropy / (self.tokens - 1) if self.tokens > 1 else None
+                results.append(HeadResult(layer, head, dict(zip(SCORES, each, strict=True)), mean_entropy))
         return tuple(results)
 
     def _sums_of(self, layer: int, heads: Sequence[int]) -> "_Sums":
@@ -261,9 +264,8 @@ def _on_targets(rows: Tensor, weights: Tensor, peak: Tensor, peaks: Tensor) -> t
     keys, real, belongs = _targets(rows)
     on = weights.gather(-1, keys.expand(len(weights), -1, -1)).where(real, 0)  # [head, query, slot]
     mass = on.sum(1, dtype=torch.float64) @ belongs.double()
-    inside = (
-        (on == peak.unsqueeze(-1)) & real
-    ).float() @ belongs  # [head, query, score], how many of the peaks
+    at_peak = (on == peak.unsqueeze(-1)) & real  # [head, query, slot]
+    inside = at_peak.float() @ belongs  # [head, query, score], how many of the peaks
     applicable = real.float() @ belongs > 0  # [query, score]
     hits = (inside == peaks.unsqueeze(-1)) & applicable  # [head, query, score]
     return mass, hits.sum(1), applicable.sum(0)

@@ -140,7 +140,8 @@ _RUN = re.compile(r"[wm][wmz]*(?:jw[wmz]*)*|[jzo][jzom]*")
 
 
 def _runs(text: str) -> Iterator[tuple[int, int]]:
-    return (match.span() for match in _RUN.finditer("".join(map(_class_of, text))))
+    classes = text.translate({ord(character): _class_of(character) for character in set(text)})
+    return (match.span() for match in _RUN.finditer(classes))
 
 
 def _class_of(character: str) -> str:

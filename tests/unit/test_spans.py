@@ -221,3 +221,7 @@ def test_many_occurrences_are_all_kept_but_not_all_printed() -> None:
     assert len(raised.value.occurrences or ()) == 1009
     assert "and 999 more" in str(raised.value)
     assert len(str(raised.value)) < 300
+
+
+def test_occurrences_may_overlap() -> None:
+    assert whole_word_occurrences("la la la", "la la") == ((0, 5), (3, 8))
