@@ -2,6 +2,7 @@
 
 from attention_core.kv_cache.layers import (
     BYTES_PER_ELEMENT,
+    MAX_LAYERS,
     CacheModel,
     Dims,
     Layer,
@@ -13,6 +14,7 @@ from attention_core.kv_cache.report import CacheReport, CacheSize, LayerGroup, R
 
 __all__ = [
     "BYTES_PER_ELEMENT",
+    "MAX_LAYERS",
     "CacheModel",
     "CacheReport",
     "CacheSize",

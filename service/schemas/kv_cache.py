@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, Tag, model_validator
 
+from attention_core.kv_cache import MAX_LAYERS
 from service.schemas.common import Answer, Request, exactly_one, list_or, one_of_required
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -21,7 +22,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"
 class DimsRequest(Request):
     """A model's sizes."""
 
-    layers: Annotated[int, Field(ge=1, le=10_000)]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     heads: Count = Field(description="Query heads.")
     kv_heads: Count = Field(description="Key/value heads; divides `heads`.")
     head_dim: Count = Field(description="Width of one head's key.")

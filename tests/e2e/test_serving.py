@@ -199,7 +199,8 @@ def test_broken_chunks_are_400(server: Server, end: bytes) -> None:
 
 def test_a_body_that_never_ends_is_408_and_holds_nobody_else_up(files: Any, tmp_path: Path) -> None:
     with serving(tmp_path, body_timeout_seconds=1) as server:
-        head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+        head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
         def drip() -> bytes:
             import socket
@@ -231,7 +232,7 @@ def test_a_body_that_never_ends_is_408_and_holds_nobody_else_up(files: Any, tmp_
 def test_head_and_options_are_answered(server: Server) -> None:
     head = server.request("HEAD", "/v1/model")
     assert (head.status, head.data) == (200, b"")
-    assert server.request("OPTIONS", "/v1/attention").headers["Allow"] == "OPTIONS, POST"
+    assert set(server.request("OPTIONS", "/v1/attention").headers["Allow"].split(", ")) == {"OPTIONS", "POST"}
     assert server.get("/nope").json["status"] == 404
 
 
