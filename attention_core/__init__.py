@@ -2,6 +2,9 @@
 
 The one rule of this package: no Flask, no pydantic, no network, no environment, no globals, and no files but
 its own packaged data. `tests/unit/test_purity.py` walks the imports and fails where the rule is broken.
+
+Reading a running model is `attention_core.capture` (it imports transformers, which takes seconds, so it is not
+imported here); the cache calculator is `attention_core.kv_cache`.
 """
 
 from attention_core.additive import AdditiveAttention, additive_attention
@@ -16,6 +19,7 @@ from attention_core.attention import (
     self_attention,
     softmax,
 )
+from attention_core.coreference import CoreferenceError, HeadAnswer, Question, ask, score
 from attention_core.cost import (
     AttentionWork,
     LayerCost,
@@ -27,33 +31,53 @@ from attention_core.cost import (
     restricted_cost,
     self_attention_cost,
 )
-from attention_core.errors import ShapeError, UnsupportedModelError
+from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
+from attention_core.heads import SCORES, HeadResult, HeadScorer, definitions, label, summarise
 from attention_core.scaling import ScalingRow, scaling_experiment, softmax_jacobian_norm
+from attention_core.spans import Span, SpanError, Token, Word, align, resolve_span
 
 __all__ = [
+    "SCORES",
     "AdditiveAttention",
     "Attention",
     "AttentionWork",
+    "CoreferenceError",
+    "HeadAnswer",
+    "HeadResult",
+    "HeadScorer",
     "LayerCost",
     "MultiHeadAttention",
+    "OutOfRangeError",
+    "Question",
     "ScalingRow",
     "ScoreError",
     "ShapeError",
+    "Span",
+    "SpanError",
+    "Token",
     "UnsupportedModelError",
+    "Word",
     "additive_attention",
+    "align",
+    "ask",
     "attention_multiply_adds",
     "attention_weights",
     "causal_mask",
     "convolutional_cost",
+    "definitions",
     "dot_product",
+    "label",
     "layer_costs",
     "pair_count",
     "recurrent_cost",
+    "resolve_span",
     "restricted_cost",
     "scaled_dot_product_attention",
     "scaling_experiment",
+    "score",
     "self_attention",
     "self_attention_cost",
     "softmax",
     "softmax_jacobian_norm",
+    "summarise",
 ]

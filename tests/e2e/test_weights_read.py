@@ -99,11 +99,8 @@ def test_rope_reaches_the_pronoun_head(model: LoadedModel) -> None:
         [text.ids], {5: [5]}, lambda rows: row.append(rows.weights[0, 0].clone()), queries=[[7]]
     )
     assert words[7] == "it"
-    words_and_weights = (
-        ["The", "0.005", "cat", "0.869", "sat", "0.111", "on", "0.008", "the", "0.001", "mat", "0.003", "because", "0.001", "it", "0.002"]
-    )
-    for word, weight in zip(words_and_weights[::2], words_and_weights[1::2], strict=True):
-        assert row[0][words.index(word)] == pytest.approx(float(weight), abs=0.002), word
+    expected = [0.005, 0.869, 0.111, 0.008, 0.001, 0.003, 0.001, 0.002]  # The cat sat on the mat because it
+    assert row[0].tolist() == pytest.approx(expected, abs=0.002)
 
 
 def test_one_layer_holds_one_layers_maps_not_twentyfour(model: LoadedModel) -> None:
