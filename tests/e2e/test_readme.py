@@ -1,0 +1,57 @@
+"""README's curl commands give README's output."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from service.problems import PROBLEMS
+from service.settings import Settings
+from tests.e2e.conftest import Server
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", README, re.DOTALL | re.MULTILINE)
+
+
+def split(example: str) -> tuple[str, str]:
+    """The command, up to the line that closes jq's program, and the output after it."""
+    lines = example.splitlines()
+    end = next(
+        place
+        for place, line in enumerate(lines)
+        if line.endswith("'") and "jq -c" in "".join(lines[: place + 1])
+    )
+    return "\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :])
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 5
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.splitlines()[0][28:60])
+def test_a_command_gives_the_output_shown(server: Server, example: str) -> None:
+    for tool in ("curl", "jq"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    command, output = split(example)
+    command = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == output, done.stderr
+
+
+def test_every_setting_and_its_default_stand_in_the_table() -> None:
+    for name, field in Settings.model_fields.items():
+        if name in ("host", "port", "cache"):
+            continue
+        default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        assert f"| `ATTENTION_{name.upper()}` | `{default}` |" in README, name
+
+
+def test_every_status_stands_in_the_table() -> None:
+    table = README.partition("## Errors")[2].partition("## Architecture")[0]
+    for problem in PROBLEMS:
+        assert re.search(rf"^\|[^|]*\b{problem.status}\b[^|]*\|", table, re.MULTILINE), problem.status
