@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.settings import Settings, granted_cpus
+from pydantic import ValidationError
+
+from service.settings import Settings, granted_cpus, variable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,20 +31,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     contract.add_argument("--out", type=Path, default=Path("openapi.yaml"))
 
     options = parser.parse_args(arguments)
+    if options.command == "openapi":
+        return _openapi(options.out, check=options.check)
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False, include_context=False):
+            print(f"attention-service: {variable(str(fault['loc'][0]))}: {fault['msg']}", file=sys.stderr)
+        return 2
     match options.command:
         case "serve":
-            return _serve(Settings())
+            return _serve(settings)
         case "fetch-weights":
             from service.weights import fetch_weights_command
 
-            settings = Settings()
             return fetch_weights_command(settings.model, settings.cache)
-        case "reproduce":
+        case _:
             from service.reproduce import reproduce_command
 
-            return reproduce_command(Settings(), options.out)
-        case _:
-            return _openapi(options.out, check=options.check)
+            return reproduce_command(settings, options.out)
 
 
 def _serve(settings: Settings) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -71,27 +72,45 @@ class Settings(Limits):
         return {name: getattr(self, name) for name in Limits.model_fields}
 
 
-def granted_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs this process may really use: its affinity mask, cut by the cgroup's quota (version 2 or 1), at least 1."""
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return name.upper() if name.lower() in ("host", "port") else f"ATTENTION_{name.upper()}"
+
+
+def granted_cpus(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """CPUs this process may really use, at least 1: its affinity mask, cut by the quota of every cgroup above it."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for quota, period in _quotas(cgroup):
+    for quota, period in _quotas(cgroups, membership):
         if quota > 0 and period > 0:
             cpus = min(cpus, -(-quota // period))  # rounded up: 1.5 CPUs run two threads
     return max(1, cpus)
 
 
-def _quotas(cgroup: Path) -> list[tuple[int, int]]:
-    def read(name: str) -> str:
-        try:
-            return (cgroup / name).read_text().strip()
-        except OSError:
-            return ""
+def _quotas(cgroups: Path, membership: Path) -> Iterator[tuple[int, int]]:
+    """(quota, period) in microseconds of the process's own groups and all above them."""
+    for line in _read(membership).splitlines():
+        _, controllers, path = line.split(":", 2)  # "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = cgroups / "cpu" if controllers else cgroups
+        group = root / path.lstrip("/")
+        # In a container the path may be the host's, seen from outside: what does not exist grants no less.
+        for folder in [group, *group.parents]:
+            if folder == cgroups.parent:
+                break
+            version_2 = _read(folder / "cpu.max").split()  # "max 100000" or "150000 100000"
+            if len(version_2) == 2 and version_2[0] != "max":
+                yield int(version_2[0]), int(version_2[1])
+            version_1 = (
+                _read(folder / "cpu.cfs_quota_us"),
+                _read(folder / "cpu.cfs_period_us"),
+            )  # -1 means none
+            if all(version_1):
+                yield int(version_1[0]), int(version_1[1])
 
-    found = []
-    if line := read("cpu.max"):  # version 2: "max 100000" or "150000 100000"
-        quota, _, period = line.partition(" ")
-        if quota != "max":
-            found.append((int(quota), int(period or 100_000)))
-    if quota := read("cpu/cpu.cfs_quota_us"):  # version 1: -1 means none
-        found.append((int(quota), int(read("cpu/cpu.cfs_period_us") or 100_000)))
-    return found
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
