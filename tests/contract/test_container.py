@@ -181,7 +181,7 @@ def test_both_services_share_one_image_that_is_built_once() -> None:
     images = {service["image"] for service in services().values()}
     builders = [name for name, service in services().items() if "build" in service]
     assert (len(images), len(builders)) == (1, 1)
-    assert all(s["pull_policy"] == "never" for name, s in services().items() if name not in builders)
+    assert {service["pull_policy"] for service in services().values()} == {"never"}
 
 
 def test_the_port_is_published_on_the_loopback_address_only() -> None:
