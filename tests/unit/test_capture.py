@@ -229,3 +229,12 @@ def test_models_that_would_be_read_wrongly_are_refused() -> None:
     )
     with pytest.raises(UnsupportedModelError, match="mistral"):
         AttentionReader(MistralModel(config).eval())
+
+
+def test_a_bfloat16_model_gives_float32_weights_near_those_of_float32(reader: AttentionReader) -> None:
+    half = AttentionReader(tiny_backbone().bfloat16())
+    seen: list[Rows] = []
+    half.read([TEXT], {0: range(HEADS)}, seen.append)
+    assert seen[0].weights.dtype == torch.float32
+    assert (seen[0].weights.sum(-1) - 1).abs().max() <= 1e-6
+    assert (seen[0].weights - maps(reader, [TEXT])[0][0]).abs().max() <= 0.05
