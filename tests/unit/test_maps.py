@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -81,7 +83,7 @@ def test_words_sum_over_keys_and_average_over_queries() -> None:
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=7), st.integers(0, 99))
 def test_merged_rows_still_sum_to_one_and_equal_plain_loops(sizes: list[int], seed: int) -> None:
     bounds = np.cumsum([0, *sizes])
-    words = [list(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    words = [list(range(a, b)) for a, b in itertools.pairwise(bounds)]
     maps = causal(3, int(bounds[-1]), seed=seed)
     merged = merge_words(maps, words)
     assert merged.shape == (3, len(words), len(words))
