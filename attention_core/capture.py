@@ -12,10 +12,10 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -24,6 +24,8 @@ from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelE
 
 ATTENTION = "attention_core"  # the name under which transformers knows our attention function
 MAX_PADDED_TOKENS = 4096  # of one batch: its number of texts x its longest text
+Weighting = Literal["attention", "value_norm", "scores"]
+
 BLOCK_WEIGHTS = 1 << 24  # weights computed at once: 64 MiB in float32, whatever the text's length
 
 
@@ -34,8 +36,8 @@ class Rows:
         weights[h, q, k] = softmax over k of (query · key / √d), for k up to the row's own token
 
     where `weights` is [head, query, key] in the order of `heads` and `queries`, float32 (float64 for a float64
-    model). The key axis ends at the last of `queries`; keys after a row's own token are exactly 0. Unit:
-    probability. A view of a larger block: copy what is kept.
+    model). The key axis ends at the last of `queries`; keys after a row's own token are exactly 0 (NaN where scores
+    were asked for: there is none). Unit: probability. A view of a larger block: copy what is kept.
     """
 
     text: int  # index into the sequences that were read
@@ -86,14 +88,18 @@ class AttentionReader:
         consume: Callable[[Rows], None],
         *,
         queries: Sequence[Sequence[int]] | None = None,
+        weighting: Weighting = "attention",
         before_layer: Callable[[int], None] | None = None,
         max_padded_tokens: int = MAX_PADDED_TOKENS,
         block_weights: int = BLOCK_WEIGHTS,
     ) -> None:
         """Run the model over token ids and hand the attention rows asked for to `consume`.
 
-            A = softmax(q kᵀ / √d + causal mask)
+            scores       S = q kᵀ / √d
+            attention    A = softmax(S + causal mask)
+            value_norm   N[i,j] = A[i,j] ‖W_O,h (W_V x_j + b_V)‖, divided by its row's sum
 
+        where h is the query head, W_O,h its slice of the output projection, and x_j the layer's normalised input.
         Texts run sorted by length, in right-padded batches of at most `max_padded_tokens` (a longer text runs
         alone): with a causal mask, padding on the right cannot reach a real row. For one text and layer the rows
         arrive in ascending blocks of at most `block_weights` weights a batch; layers arrive in ascending order.
@@ -101,10 +107,12 @@ class AttentionReader:
         sequences       token ids per text, none empty
         heads           {layer: heads of it}; layers above the last named one do not run
         queries         row indices per text, ascending; None reads every row
+        weighting       what the rows hold: one of the three above
         before_layer    called with the layer's index before its attention is computed; may raise to stop the run
 
         Raises ShapeError for an empty text or a `queries` of another length, OutOfRangeError for an index
-        outside the model or text. Source: Vaswani et al. 2017, eq. 1. Differs from `output_attentions=True` in
+        outside the model or text. Source: Vaswani et al. 2017, eq. 1; value_norm: Kobayashi et al. 2020, "Attention
+        is Not Only a Weight", section 3. Differs from `output_attentions=True` in
         holding one block at a time and in leaving the fused kernel in charge of the layer's own output.
         """
         wanted = {layer: tuple(heads[layer]) for layer in sorted(heads) if len(heads[layer])}
@@ -120,9 +128,8 @@ class AttentionReader:
             )  # [text, token]; any id will do as padding
             for place, text in enumerate(texts):
                 ids[place, : len(sequences[text])] = torch.as_tensor(sequences[text])
-            capture = _Capture(
-                texts, [rows[text] for text in texts], wanted, consume, before_layer, block_weights
-            )
+            of_batch = [rows[text] for text in texts]
+            capture = _Capture(texts, of_batch, wanted, weighting, consume, before_layer, block_weights)
             with torch.inference_mode(), contextlib.suppress(_LastLayerRead):
                 self.backbone(input_ids=ids.to(device), use_cache=False, capture=capture)
             if capture.layers_read != list(wanted):
@@ -179,24 +186,35 @@ class _Capture:
     texts: Sequence[int]
     queries: Sequence[Sequence[int]]  # per text of the batch
     heads: Mapping[int, tuple[int, ...]]
+    weighting: Weighting
     consume: Callable[[Rows], None]
     before_layer: Callable[[int], None] | None
     block_weights: int
     layers_read: list[int] = field(default_factory=list)
 
-    def observe(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Compute this layer's wanted rows from query [text, head, token, d] and key [text, kv head, token, d]."""
+    def observe(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Compute this layer's wanted rows.
+
+        query is [text, head, token, d], key and value are [text, kv head, token, d].
+        """
+        layer = module.layer_idx
         heads = self.heads.get(layer)
         if heads is None:
             return
         group = query.shape[1] // key.shape[1]
+        kv_heads = [head // group for head in heads]
         query = query[:, list(heads)]  # [text, wanted head, token, d]
-        key = key[:, [head // group for head in heads]]  # [text, wanted head, token, d]
+        key = key[:, kv_heads]  # [text, wanted head, token, d]
+        norms = None
+        if self.weighting == "value_norm":
+            norms = _value_norms(
+                value[:, kv_heads], module.o_proj.weight, heads
+            )  # [text, wanted head, token]
         longest = max(map(len, self.queries))
         step = max(1, self.block_weights // (len(self.texts) * len(heads) * key.shape[2]))
         for start in range(0, longest, step):
             block = [rows[start : start + step] for rows in self.queries]
-            weights = _weights(query, key, block, scaling)
+            weights = _weights(query, key, block, scaling, self.weighting, norms)
             for place, rows in enumerate(block):
                 if len(rows):
                     part = weights[place, :, : len(rows), : rows[-1] + 1]
@@ -206,8 +224,15 @@ class _Capture:
             raise _LastLayerRead
 
 
-def _weights(query: Tensor, key: Tensor, rows: Sequence[Sequence[int]], scaling: float) -> Tensor:
-    """Attention weights [text, head, row, key] of the given rows; keys beyond the last row are left out."""
+def _weights(
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[Sequence[int]],
+    scaling: float,
+    weighting: Weighting,
+    norms: Tensor | None,
+) -> Tensor:
+    """Weights [text, head, row, key] of the given rows; keys beyond the last row are left out."""
     width = max(map(len, rows))
     keys = max(row[-1] for row in rows if len(row)) + 1
     index = torch.zeros(len(rows), width, dtype=torch.long)  # [text, row]; places without a row read row 0
@@ -217,14 +242,32 @@ def _weights(query: Tensor, key: Tensor, rows: Sequence[Sequence[int]], scaling:
     chosen = query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3]))
     scores = chosen @ key[:, :, :keys].transpose(2, 3)  # [text, head, row, key]
     scores *= scaling
-    future = torch.arange(keys, device=query.device) > index[:, :, None]  # [text, row, key]
-    scores.masked_fill_(future[:, None], float("-inf"))
     # At least float32 whatever the model's dtype, as transformers' eager attention does
-    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    future = (torch.arange(keys, device=query.device) > index[:, :, None])[:, None]  # [text, 1, row, key]
+    if weighting == "scores":
+        return scores.to(dtype).masked_fill_(future, float("nan"))
+    weights = scores.masked_fill_(future, float("-inf")).softmax(-1, dtype=dtype)
+    if norms is not None:
+        weights *= norms[:, :, None, :keys].to(dtype)
+        weights /= weights.sum(-1, keepdim=True)
+    return weights
+
+
+def _value_norms(value: Tensor, output_projection: Tensor, heads: Sequence[int]) -> Tensor:
+    """‖W_O,h v‖ [text, head, token]: how long each token's value is once its head has written it to the output.
+
+    value is [text, head, token, d] of the `heads`, output_projection [hidden, all heads x d]. One head at a time: all
+    at once would hold hidden / d times the values.
+    """
+    d = value.shape[-1]
+    slices = [output_projection[:, head * d : (head + 1) * d] for head in heads]  # each [hidden, d]
+    norms = [(value[:, place] @ one.T).norm(dim=-1) for place, one in enumerate(slices)]  # each [text, token]
+    return torch.stack(norms, dim=1)
 
 
 def _attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -236,10 +279,9 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The fused kernel's output, with the wanted rows handed out on the way."""
     if capture is not None:
-        layer: int = module.layer_idx  # type: ignore[assignment]
         if capture.before_layer is not None:
-            capture.before_layer(layer)
-        capture.observe(layer, query, key, scaling)
+            capture.before_layer(module.layer_idx)
+        capture.observe(module, query, key, value, scaling)
     output: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **options
     )

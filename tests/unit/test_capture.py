@@ -238,3 +238,70 @@ def test_a_bfloat16_model_gives_float32_weights_near_those_of_float32(reader: At
     assert seen[0].weights.dtype == torch.float32
     assert (seen[0].weights.sum(-1) - 1).abs().max() <= 1e-6
     assert (seen[0].weights - maps(reader, [TEXT])[0][0]).abs().max() <= 0.05
+
+
+# --- other weightings ----------------------------------------------------------------------------------------
+
+
+def layer_inputs(backbone: torch.nn.Module, layer: int) -> torch.Tensor:
+    """The normalised input x of one layer's attention, [token, hidden]."""
+    seen: list[torch.Tensor] = []
+    attention = backbone.layers[layer].self_attn
+    hook = attention.register_forward_pre_hook(
+        lambda _, args, named: seen.append(named["hidden_states"]), with_kwargs=True
+    )
+    with torch.inference_mode():
+        backbone(torch.tensor([TEXT]), use_cache=False)
+    hook.remove()
+    return seen[0][0]
+
+
+@torch.inference_mode()
+def test_value_norm_equals_the_explicit_computation_from_the_models_own_weights() -> None:
+    backbone = tiny_backbone().double()
+    seen: list[Rows] = []
+    AttentionReader(backbone).read([TEXT], {2: [9, 0, 3]}, seen.append, weighting="value_norm")
+    reference = tiny_backbone().double()
+    reference.set_attn_implementation("eager")
+    with torch.inference_mode():
+        attention = reference(torch.tensor([TEXT]), output_attentions=True, use_cache=False).attentions[2][0]
+    x, module = layer_inputs(reference, 2), reference.layers[2].self_attn
+    size = backbone.config.hidden_size // HEADS
+    for place, head in enumerate((9, 0, 3)):
+        kv = slice(size * (head // 2), size * (head // 2 + 1))  # two query heads to a key/value head
+        for i in range(len(TEXT)):
+            expected = torch.zeros(len(TEXT), dtype=torch.float64)
+            for j in range(i + 1):
+                value = module.v_proj.weight[kv] @ x[j] + module.v_proj.bias[kv]
+                written = module.o_proj.weight[:, size * head : size * (head + 1)] @ value
+                expected[j] = (attention[head, i, j] * written).norm()
+            assert (seen[0].weights[place, i] - expected / expected.sum()).abs().max() <= 1e-6
+
+
+def test_scores_are_those_before_the_softmax_and_the_future_has_none(exact: AttentionReader) -> None:
+    scores: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+    exact.read(
+        [TEXT], {1: range(HEADS)}, lambda rows: scores.append(rows.weights.clone()), weighting="scores"
+    )
+    exact.read([TEXT], {1: range(HEADS)}, lambda rows: weights.append(rows.weights.clone()))
+    future = torch.ones(len(TEXT), len(TEXT), dtype=torch.bool).triu(1)
+    assert torch.equal(scores[0].isnan(), future.expand_as(scores[0]))
+    softmax = scores[0].masked_fill(future, float("-inf")).softmax(-1)
+    assert (softmax - weights[0]).abs().max() <= 1e-14
+    assert scores[0].nan_to_num().abs().max() > 1  # not already normalised
+
+
+@pytest.mark.parametrize("weighting", ["attention", "value_norm", "scores"])
+def test_every_weighting_is_the_same_batched_in_blocks_and_by_row(
+    exact: AttentionReader, weighting: str
+) -> None:
+    texts = [TEXT[:7], TEXT]
+    blocks = maps(exact, texts, weighting=weighting, block_weights=97)
+    for ids, together in zip(texts, blocks, strict=True):
+        (alone,) = maps(exact, [ids], weighting=weighting)
+        assert torch.allclose(together.tril(), alone.tril(), atol=1e-12)
+        assert not together.tril().isnan().any()
+        rows: list[Rows] = []
+        exact.read([ids], {1: [4]}, rows.append, queries=[[3, 5]], weighting=weighting)  # type: ignore[arg-type]
+        assert torch.allclose(rows[0].weights[0, 1], alone[1, 4, 5, :6], atol=1e-12)
