@@ -27,42 +27,54 @@ class Dropped:
     emptied: Tensor
 
 
-def drop_first_token(weights: Tensor, queries: Sequence[int]) -> Dropped:
+def drop_first_token(
+    weights: Tensor, queries: Sequence[int], *, emptied: Literal["zeros", "identity"] = "zeros"
+) -> Dropped:
     """Remove the attention sink's column and renormalise.
 
         A'[i,j] = A[i,j] / (1 - A[i,0])    for i >= 1, j >= 1,    A'[i,0] = 0
 
     where `weights` is [..., query, key], probabilities, and `queries` are the rows' own token indices. A row with less
-    than 1e-6 left becomes zeros and is marked in `emptied`. The row of token 0, which can only look at itself, stays.
+    than 1e-6 left is marked in `emptied` and becomes zeros, or, as a rollout needs it, all its own token's. The row of
+    token 0, which can only look at itself, stays.
 
     Raises ShapeError when `queries` does not name every row.
     """
     if weights.ndim < 2 or weights.shape[-2] != len(queries):
         raise ShapeError("queries", expected=f"one per row of {tuple(weights.shape)}", got=len(queries))
-    first = torch.tensor([query == 0 for query in queries], device=weights.device)  # [query]
+    at = torch.tensor(list(queries), device=weights.device)  # [query]
     rest = weights.clone()
     rest[..., 0] = 0
     # The sum of what is left equals 1 - A[i,0], without that subtraction's loss of digits
     left = rest.sum(-1, keepdim=True)  # [..., query, 1]
-    emptied = (left < EMPTY) & ~first[:, None]
-    rest = torch.where(emptied, 0.0, rest / left.clamp_min(EMPTY))
-    return Dropped(torch.where(first[:, None], weights, rest), emptied.squeeze(-1))
+    nothing = (left < EMPTY) & (at[:, None] > 0)
+    own = torch.zeros_like(rest[0] if rest.ndim > 2 else rest)  # [query, key]
+    if emptied == "identity":
+        own = (torch.arange(weights.shape[-1], device=at.device) == at[:, None]).to(weights.dtype)
+    rest = torch.where(nothing, own, rest / left.clamp_min(EMPTY))
+    return Dropped(torch.where(at[:, None] == 0, weights, rest), nothing.squeeze(-1))
 
 
-def merge_words(weights: Tensor, words: Sequence[Sequence[int]]) -> Tensor:
+def merge_words(
+    weights: Tensor, words: Sequence[Sequence[int]], queries: Sequence[int] | None = None
+) -> Tensor:
     """Attention between words.
 
         W[u,v] = mean over tokens i of u of sum over tokens j of v of A[i,j]
 
     where `weights` is [..., query, key] over all tokens and `words` lists each word's token indices; the result is
-    [..., word, word]. Sum TO a word, mean FROM a word: rows that sum to 1 still do.
+    [..., word, word]. Sum TO a word, mean FROM a word: rows that sum to 1 still do. Where a map comes in parts, `queries`
+    names the rows of one part; the parts' results add up to the whole map's, and a word without rows is zeros.
 
-    Raises ShapeError unless the words share out all tokens.
+    Raises ShapeError unless the words share out all tokens, and `queries` names every row.
     Source: Clark et al. 2019, "What Does BERT Look At?", section 4.1.
     """
     tokens = weights.shape[-1]
-    if weights.ndim < 2 or weights.shape[-2] != tokens:
-        raise ShapeError("weights [..., query, key]", expected="square maps", got=tuple(weights.shape))
+    queries = range(tokens) if queries is None else queries
+    if weights.ndim < 2 or weights.shape[-2] != len(queries):
+        raise ShapeError(
+            "weights [..., query, key]", expected=f"{len(queries)} rows", got=tuple(weights.shape)
+        )
     if sorted(token for word in words for token in word) != list(range(tokens)):
         raise ShapeError(
             "words", expected=f"each of {tokens} tokens in exactly one word", got=list(map(list, words))
@@ -70,7 +82,7 @@ def merge_words(weights: Tensor, words: Sequence[Sequence[int]]) -> Tensor:
     belongs = torch.zeros(tokens, len(words), dtype=weights.dtype, device=weights.device)  # [token, word]
     for index, word in enumerate(words):
         belongs[list(word), index] = 1
-    share = belongs / belongs.sum(0)  # [token, word], columns sum to 1
+    share = (belongs / belongs.sum(0))[list(queries)]  # [query, word], columns of a whole map sum to 1
     return share.T @ (weights @ belongs)
 
 
@@ -90,11 +102,10 @@ class Aggregation:
         self.heads = 0
         self._map: Tensor | None = None
 
-    def add(self, weights: Tensor, emptied: Tensor | None = None) -> None:
+    def add(self, weights: Tensor) -> None:
         """Take the next layer's maps, [head, query, key].
 
-        `emptied` [head, query] marks rows that lost everything with the first token: in a rollout such a row passes
-        on what it had, so it becomes the identity's. Raises ShapeError for maps of another shape than before.
+        Raises ShapeError for maps of another shape than before.
         """
         if weights.ndim != 3 or (self._map is not None and weights.shape[1:] != self._map.shape):
             expected = "[head, query, key]" if self._map is None else f"[head, *{tuple(self._map.shape)}]"
@@ -107,7 +118,7 @@ class Aggregation:
                 layer = weights.amax(0)
                 self._map = layer if self._map is None else torch.maximum(self._map, layer)
             case "rollout":
-                step = _residual(weights, emptied)
+                step = _residual(weights)
                 self._map = step if self._map is None else step @ self._map
 
     def finish(self) -> Tensor:
@@ -117,13 +128,11 @@ class Aggregation:
         return self._map / self.heads if self.method == "mean" else self._map
 
 
-def _residual(weights: Tensor, emptied: Tensor | None) -> Tensor:
+def _residual(weights: Tensor) -> Tensor:
     tokens = weights.shape[-1]
     if weights.shape[-2] != tokens:
         raise ShapeError("weights of a rollout", expected="square maps", got=tuple(weights.shape))
     identity = torch.eye(tokens, dtype=weights.dtype, device=weights.device)  # [query, key]
-    if emptied is not None:
-        weights = torch.where(emptied[..., None], identity, weights)
     return 0.5 * weights.mean(0) + 0.5 * identity
 
 

@@ -94,6 +94,14 @@ def test_merged_rows_still_sum_to_one_and_equal_plain_loops(sizes: list[int], se
             assert merged[1, u, v] == pytest.approx(expected, abs=1e-12)
 
 
+def test_parts_of_a_map_add_up_to_the_whole() -> None:
+    maps, words = causal(3, 7), [[0, 1], [2], [3, 4, 5], [6]]
+    parts = [merge_words(maps[:, list(rows)], words, rows) for rows in (range(4), range(4, 7))]
+    assert torch.allclose(parts[0] + parts[1], merge_words(maps, words), atol=1e-15)
+    with pytest.raises(ShapeError, match="2 rows"):
+        merge_words(maps, words, [0, 1])
+
+
 @pytest.mark.parametrize("words", [[[0], [1]], [[0, 1], [1, 2]], [[0, 1, 2], [3]]])
 def test_words_must_share_out_all_tokens(words: list[list[int]]) -> None:
     with pytest.raises(ShapeError, match="exactly one word"):
@@ -142,9 +150,8 @@ def test_rollout_rows_sum_to_one_and_stay_causal(layers: int, heads: int, tokens
 
 def test_an_emptied_row_of_a_rollout_becomes_the_identitys() -> None:
     sink = torch.tensor([[[1.0, 0, 0], [1, 0, 0], [1, 0, 0]]], dtype=torch.float64)
-    dropped = drop_first_token(sink, range(3))
     aggregation = Aggregation("rollout")
-    aggregation.add(dropped.weights, dropped.emptied)
+    aggregation.add(drop_first_token(sink, range(3), emptied="identity").weights)
     assert torch.equal(aggregation.finish(), torch.eye(3, dtype=torch.float64))
 
 
