@@ -100,9 +100,10 @@ class AttentionReader:
         queries         row indices per text, ascending; None reads every row
         before_layer    called with the layer's index before its attention is computed; may raise to stop the run
 
-        Raises UnsupportedModelError in training mode, and ShapeError for an empty text or a `queries` of another length, OutOfRangeError for an index
-        outside the model or text. Source: Vaswani et al. 2017, eq. 1. Differs from `output_attentions=True` in
-        holding one block at a time and in leaving the fused kernel in charge of the layer's own output.
+        Raises UnsupportedModelError in training mode, ShapeError for an empty text or a `queries` of another length,
+        OutOfRangeError for an index outside the model or text. Source: Vaswani et al. 2017, eq. 1. Differs from
+        `output_attentions=True` in holding one block at a time and in leaving the fused kernel in charge of the
+        layer's own output.
         """
         if self.backbone.training:
             raise UnsupportedModelError("the model is in training mode; call model.eval() first")

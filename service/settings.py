@@ -79,6 +79,7 @@ def process_environment(settings: Settings) -> dict[str, str]:
     threads = str(settings.threads or granted_cpus())
     return {
         "OMP_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads take the cores from requests being read and written
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
         "MALLOC_ARENA_MAX": "2",

@@ -69,7 +69,7 @@ class TextTokenizer:
     def tokenize(self, text: str, *, at_most: int | None = None) -> TokenizedText:
         """The tokens of a text.
 
-        Of a text that has clearly more than `at_most` tokens, only the beginning is tokenised: a megabyte takes seconds.
+        Of a text with clearly more than `at_most` tokens, only the beginning is tokenised: a megabyte takes seconds.
         """
         if at_most is not None and len(text) > CHARACTERS_A_TOKEN * at_most:
             beginning = self._tokenizer.encode(text[: CHARACTERS_A_TOKEN * at_most], add_special_tokens=False)

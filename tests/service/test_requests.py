@@ -331,7 +331,8 @@ def test_a_body_shorter_than_declared_is_400_and_a_length_beyond_all_measure_413
         response = client.post(
             "/v1/attention",
             input_stream=io.BytesIO(raw),
-            headers={"Content-Type": "application/json", "Content-Length": str(declared)},
+            content_type=JSON,
+            environ_overrides={"CONTENT_LENGTH": str(declared)},
         )
         problem(response, status)
 
