@@ -82,7 +82,9 @@ def check_folder(folder: Path, name: str) -> list[Path]:
         raise UnsuitableModelError(f"{name} has no tokenizer.json")
     try:
         Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises no narrower class
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises no narrower class, and a panic is no Exception
         raise UnsuitableModelError(f"{name}: tokenizer.json is not a tokenizer: {error}") from error
     weights = _weight_files(folder, name)
     for path in weights:

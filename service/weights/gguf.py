@@ -70,9 +70,9 @@ def _refusing(name: str) -> Iterator[None]:
     """Turn whatever gguf, transformers and tokenizers raise over the contents of a file into one kind."""
     try:
         yield
-    except (WeightsError, OSError):
+    except (WeightsError, OSError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic in tokenizers is no Exception
         raise UnsuitableModelError(
             f"{name} has contents that make no Qwen2 model: {type(error).__name__}: {error}"
         ) from error

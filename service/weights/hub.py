@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from huggingface_hub import (
     constants,
@@ -143,7 +144,7 @@ class HubModel:
         """Bring what is missing into the hub's cache, and return the folder of the commit there."""
 
         def get(file: str) -> Path:
-            bar = tqdm if progress.shown else _NoBar
+            bar: Any = partial(tqdm, **progress.options)
             return Path(hf_hub_download(self.repo, file, revision=commit, tqdm_class=bar))
 
         def size_bytes(file: str) -> int:
@@ -206,15 +207,6 @@ class HubModel:
             if error.errno is not None:  # this machine's: its disk, its permissions
                 raise
             raise UnreachableError(f"{hub} gave no usable answer ({_first_line(error)})") from error
-
-
-class _NoBar(tqdm):  # type: ignore[type-arg]
-    """The bar of a download where none is to be seen."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        options["disable"] = True
-        options.pop("name", None)
-        super().__init__(*args, **options)  # type: ignore[call-overload]
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T:

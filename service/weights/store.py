@@ -55,6 +55,12 @@ class Progress:
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown and sys.stderr.isatty()
+        self.options: dict[str, Any] = {"disable": not self.shown}
+        if self.shown and 0 in os.get_terminal_size(sys.stderr.fileno()):
+            self.options |= {
+                "ncols": 80,
+                "nrows": 24,
+            }  # where the terminal does not tell, tqdm writes blank lines
 
     def say(self, line: str) -> None:
         """Write one line."""
@@ -64,8 +70,7 @@ class Progress:
         """Begin a step of `total` bytes (or other units)."""
         if not self.shown:
             self.say(step)
-        scaled = unit == "B"
-        return tqdm(total=total, desc=step, unit=unit, unit_scale=scaled, disable=not self.shown)
+        return tqdm(total=total, desc=step, unit=unit, unit_scale=unit == "B", **self.options)
 
 
 def slug(name: str) -> str:

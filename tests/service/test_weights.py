@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -204,7 +205,7 @@ class TestConversion:
             {"heads": 0},
             {"layers": 3},
         ],
-        ids=str,
+        ids=lambda fault: str(fault)[:20],
     )
     def test_nonsense_in_a_file_is_one_clear_line(
         self, tmp_path: Path, cache: Path, fault: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -774,6 +775,25 @@ if moment == "convert":
     gguf.save_file = half_a_model
 tiny.fetch(cache, Progress(False), download)
 """
+
+
+def test_a_terminal_of_unknown_width_still_shows_the_bar(gguf: Path, cache: Path) -> None:
+    ours, theirs = pty.openpty()  # it reports 0 columns
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "fetch-weights"],
+            env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            | {"PYTHONPATH": str(ROOT), "ATTENTION_MODEL": str(gguf), "ATTENTION_CACHE": str(cache)},
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+        )
+        assert process.wait(60) == 0
+        shown = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    for step in ("hashing tiny-q8_0.gguf", "converting tiny-q8_0.gguf to float32", "hashing the result"):
+        assert f"{step}: 100%|" in shown
 
 
 def test_sizes_are_summed_while_files_and_folders_come_and_go(tmp_path: Path) -> None:
