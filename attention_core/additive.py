@@ -22,7 +22,8 @@ def additive_attention(state: Tensor, annotations: Tensor, w: Tensor, u: Tensor,
     leading axes broadcast. The result's scores are e and its weights α, both [..., query, key]; its output is
     c, [..., query, d_annotation]. Rows of α sum to 1. There is no mask: a decoder sees the whole input.
 
-    Raises ShapeError when an axis or dtype does not fit, naming expected and got.
+    Raises ShapeError when an axis or dtype does not fit, naming expected and got; ScoreError when a row of
+    scores has no finite largest one (NaN or infinity).
     Source: Bahdanau et al. 2014, eq. 5 and 6, appendix A.1.2. W and U stand as in the paper and in nn.Linear.
     """
     check.floating("state", state, axes=2)

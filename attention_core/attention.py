@@ -100,7 +100,8 @@ def attention_weights(q: Tensor, k: Tensor, *, causal: bool = True) -> Tensor:
     keys). Rows sum to 1; unit: probability.
 
     Raises ShapeError when the last axes differ, for integer or different dtypes, empty axes, leading axes
-    that do not broadcast, and, with `causal`, more queries than keys.
+    that do not broadcast, and, with `causal`, more queries than keys; ScoreError when q or k make a row of
+    scores without a finite largest one (NaN or infinity).
     Source: Vaswani et al. 2017, eq. 1. Differs from F.scaled_dot_product_attention in returning A.
     """
     return _weights(_scores(q, k), causal)
@@ -114,7 +115,8 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: boo
     where q is [..., query, d], k is [..., key, d], v is [..., key, d_v], S and A are [..., query, key] and
     the output is [..., query, d_v]; leading axes broadcast. `causal` as in `attention_weights`.
 
-    Raises ShapeError as `attention_weights`, and when v has another number of keys or another dtype.
+    Raises ShapeError and ScoreError as `attention_weights`, and ShapeError when v has another number of keys
+    or another dtype.
     Source: Vaswani et al. 2017, eq. 1.
     """
     scores = _scores(q, k)
@@ -135,7 +137,8 @@ def self_attention(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *, causal: 
     `attention_weights`. The matrices multiply from the right, as in the paper; nn.Linear stores them
     transposed.
 
-    Raises ShapeError when an axis or dtype does not fit, naming expected and got.
+    Raises ShapeError when an axis or dtype does not fit, naming expected and got; ScoreError as
+    `attention_weights`.
     Source: Vaswani et al. 2017, section 3.2.
     """
     check.floating("x", x, axes=2)
@@ -196,7 +199,7 @@ class MultiHeadAttention(nn.Module):
         output [..., token, d_model].
 
         Raises ShapeError when the last axis is not d_model, there is no token, or the dtype is not the
-        one of the weights.
+        one of the weights; ScoreError as `attention_weights`.
         """
         check.floating("x", x, axes=2, like=self.q_proj.weight)
         check.axis("x", x, -1, self.d_model)

@@ -53,8 +53,7 @@ class AttentionReader:
     Switches the model's attention function to this package's, which calls PyTorch's fused kernel as transformers'
     own `sdpa` does; the model stays usable for everything else. All sizes come from the model's config.
 
-    Raises UnsupportedModelError for a model that would be read wrongly: another architecture, sliding windows,
-    training mode.
+    Raises UnsupportedModelError for a model that would be read wrongly: another architecture, or sliding windows.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -66,8 +65,6 @@ class AttentionReader:
             raise UnsupportedModelError(
                 "layer_types: sliding windows are not read; expected full_attention throughout"
             )
-        if model.training:
-            raise UnsupportedModelError("the model is in training mode; call model.eval() first")
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -110,11 +107,13 @@ class AttentionReader:
         weighting       what the rows hold: one of the three above
         before_layer    called with the layer's index before its attention is computed; may raise to stop the run
 
-        Raises ShapeError for an empty text or a `queries` of another length, OutOfRangeError for an index
-        outside the model or text. Source: Vaswani et al. 2017, eq. 1; value_norm: Kobayashi et al. 2020, "Attention
-        is Not Only a Weight", section 3. Differs from `output_attentions=True` in
+        Raises UnsupportedModelError in training mode, ShapeError for an empty text or a `queries` of another length,
+        OutOfRangeError for an index outside the model or text. Source: Vaswani et al. 2017, eq. 1; value_norm:
+        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3. Differs from `output_attentions=True` in
         holding one block at a time and in leaving the fused kernel in charge of the layer's own output.
         """
+        if self.backbone.training:
+            raise UnsupportedModelError("the model is in training mode; call model.eval() first")
         wanted = {layer: tuple(heads[layer]) for layer in sorted(heads) if len(heads[layer])}
         rows = [range(len(ids)) for ids in sequences] if queries is None else queries
         self._validate(sequences, wanted, rows)

@@ -218,7 +218,8 @@ def _refuse_overlaps(pronoun: Span, candidates: Sequence[Span]) -> None:
             shares_text = candidate.start < other.end and other.start < candidate.end
             if shares_text or not set(candidate.token_indices).isdisjoint(other.token_indices):
                 what = "text" if shares_text else "a token"
-                message = f"candidate {i}, {_place(candidate)}, and {name}, {_place(other)}, share {what}"
+                here, there = (f"{span.start}..{span.end}" for span in (candidate, other))
+                message = f"candidate {i} at {here} and {name} at {there} share {what}"
                 raise CoreferenceError("overlapping_spans", message, index=i)
 
 

@@ -26,7 +26,7 @@ _CHUNK = 1 << 20  # weights looked at together: few enough to stay in the proces
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ScoreRule:
     """One row of the table of scores.
 
     `targets` maps rows [query] to the keys that count in each, [query, width], with -1 where a row has fewer
@@ -62,9 +62,9 @@ def _offset(k: int) -> Callable[[Tensor], Tensor]:
     return lambda rows: (rows - k).unsqueeze(-1)  # [query, 1]
 
 
-SCORES: Mapping[str, Score] = MappingProxyType(
+SCORES: Mapping[str, ScoreRule] = MappingProxyType(
     {
-        "sink": Score(
+        "sink": ScoreRule(
             formula="mean over rows i >= 1 of A[i,0]",
             targets=_first_key,
             baseline_formula="(H_T - 1)/(T - 1)",
@@ -72,7 +72,7 @@ SCORES: Mapping[str, Score] = MappingProxyType(
             threshold=0.5,
             source="the article; attention sinks: Xiao et al. 2023",
         ),
-        "previous_token": Score(
+        "previous_token": ScoreRule(
             formula="mean over rows i >= 1 of A[i,i-1]",
             targets=_offset(1),
             baseline_formula="(H_T - 1)/(T - 1)",
@@ -80,7 +80,7 @@ SCORES: Mapping[str, Score] = MappingProxyType(
             threshold=0.5,
             source="Clark et al. 2019, section 3.1",
         ),
-        "current_token": Score(
+        "current_token": ScoreRule(
             formula="mean over rows i >= 1 of A[i,i]",
             targets=_offset(0),
             baseline_formula="(H_T - 1)/(T - 1)",
@@ -183,7 +183,12 @@ class HeadScorer:
                 raise ShapeError(
                     f"rows of layer {layer}, by head", expected=self.tokens, got=sums.seen.tolist()
                 )
-        baselines = [score.baseline(self.tokens) if self.tokens > 1 else None for score in SCORES.values()]
+        # A baseline is asked for only where a row takes part: a shorter text may have none
+        taking_part = torch.cat([sums.rows for sums in self._sums.values()]).sum(0).tolist()
+        baselines = [
+            score.baseline(self.tokens) if rows else None
+            for score, rows in zip(SCORES.values(), taking_part, strict=True)
+        ]
         results = []
         for layer, sums in self._sums.items():
             columns = (
@@ -209,7 +214,9 @@ class HeadScorer:
             )
         return sums
 
-    def _result(self, score: Score, baseline: float | None, mass: float, hits: int, rows: int) -> ScoreResult:
+    def _result(
+        self, score: ScoreRule, baseline: float | None, mass: float, hits: int, rows: int
+    ) -> ScoreResult:
         if rows == 0 or baseline is None:
             return ScoreResult(None, None, None, None, 0, "not_applicable")
         status: Status = "too_short" if self.tokens < SHORTEST or rows < score.min_rows else "ok"

@@ -196,7 +196,7 @@ def resolve_span(
     if not matched:
         raise SpanError(
             "span_covers_no_token",
-            f"no token has a character in {start}..{end} ({_quote(text[start:end])}); "
+            f"no token has a character in {start}..{end}; "
             "whitespace and accents that were composed belong to none",
         )
     exact = all(start <= t.start and t.end <= end for t in matched)
@@ -235,7 +235,7 @@ def _find(text: str, span_text: str | None, occurrence: int | None) -> tuple[int
     if not span_text:
         raise SpanError("empty_span", "the span's text is empty; expected at least one character")
     found = whole_word_occurrences(text, span_text)
-    name = _quote(span_text)
+    name = "the span's text"
     if not found:
         inside = next(_positions(text, span_text), None)
         where = "is not in the text"
@@ -272,7 +272,7 @@ def _check_offsets(text: str, start: int, end: int, span_text: str | None) -> No
     if span_text is not None and span_text != text[start:end]:
         raise SpanError(
             "span_text_mismatch",
-            f"expected {_quote(span_text)} at {start}..{end}, found {_quote(text[start:end])}",
+            f"the span's text is not what stands at {start}..{end}: {_quote(text[start:end])}",
             found=text[start:end],
         )
 

@@ -6,7 +6,7 @@ import functools
 
 from flask import Flask
 
-from service import observability, problems
+from service import body, observability, problems
 from service.engine import Engine
 from service.model import load_model
 from service.routes import BLUEPRINTS
@@ -18,9 +18,11 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     settings = settings or Settings()
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False
+    app.url_map.merge_slashes = False  # a doubled slash is a mistake, not a reason to redirect a POST
     app.extensions["settings"] = settings
     app.extensions["engine"] = engine or _start_engine(settings)
     observability.register(app)
+    body.register(app)
     problems.register(app)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)

@@ -7,24 +7,30 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TypeVar
 
-from flask import current_app, request
+from flask import Flask, Response, current_app, g, request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from service.errors import (
+    MAX_ERRORS,
     BodyTimeoutError,
     FieldError,
     InvalidRequestError,
     MalformedBodyError,
     TooLargeError,
     UnsupportedMediaTypeError,
+    pointer_of,
 )
+from service.schemas.common import LONGEST_LIST
 from service.settings import Settings
 
 T = TypeVar("T", bound=BaseModel)
+
+MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
+DISCARD_SECONDS = 1.0  # for a body that nobody wants
 
 # pydantic's error types -> our stable codes; anything else ending in _type is `wrong_type`
 CODES = {
@@ -44,6 +50,13 @@ CODES = {
     "string_too_short": "empty_text",
 }
 
+# in words of this service, where pydantic's are about Python
+MESSAGES = {
+    "extra_forbidden": "There is no such field",
+    "missing": "The field is required",
+    "too_short": "The list must not be empty",
+}
+
 
 def read_json(model: type[T]) -> T:
     """The request's body as `model`.
@@ -52,6 +65,10 @@ def read_json(model: type[T]) -> T:
     """
     if request.mimetype != "application/json":
         raise UnsupportedMediaTypeError("The Content-Type header must be application/json.")
+    if request.mimetype_params.get("charset", "utf-8").lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaTypeError("The body must be UTF-8.")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaTypeError("The body must not be compressed.")
     settings: Settings = current_app.extensions["settings"]
     raw = _read(settings.max_body_bytes, settings.body_timeout_seconds)
     try:
@@ -60,10 +77,19 @@ def read_json(model: type[T]) -> T:
         faults = error.errors(include_url=False, include_input=False, include_context=True)
         if faults[0]["type"] == "json_invalid":
             reason = str(faults[0]["ctx"]["error"])
+            if "hex escape" in reason:
+                reason += " (half of a surrogate pair is no character)"
             raise MalformedBodyError(f"The body is not valid JSON: {reason}.") from None
+        _refuse_duplicate_members(raw)
+        if any(fault["type"] == "too_long" and fault["loc"][-1] in MANY for fault in faults):
+            limit = settings.max_texts
+            detail = f"A request holds at most {limit} texts or items."
+            raise TooLargeError(detail, limit=limit, actual=LONGEST_LIST + 1) from None
         body = from_json(raw)
-        fields = [_field_error(fault, body) for fault in faults]
-        raise InvalidRequestError(_summary(fields), errors=fields) from None
+        fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
+        more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+        where = f"{fields[0].pointer}: " if fields[0].pointer else ""
+        raise InvalidRequestError(f"{where}{fields[0].detail}{more}", errors=fields) from None
     _refuse_duplicate_members(raw)
     return parsed
 
@@ -73,7 +99,7 @@ def _read(limit: int, seconds: float) -> bytes:
     and Werkzeug's MAX_CONTENT_LENGTH would silently cut it there."""
     declared = request.content_length
     if declared is not None and declared > limit:
-        raise _too_large(limit, declared)
+        raise _too_large(limit, min(declared, 2**63 - 1))
     started = time.monotonic()
     with _read_timeout(seconds):
         try:
@@ -86,6 +112,9 @@ def _read(limit: int, seconds: float) -> bytes:
         raise _too_large(limit, len(raw))
     if time.monotonic() - started >= seconds and len(raw) < (declared or 0):
         raise BodyTimeoutError(f"The body was not received within {seconds:g} seconds.")
+    if declared is not None and len(raw) < declared:
+        raise MalformedBodyError("The body ended before its declared length.")
+    g.body_read = True
     return raw
 
 
@@ -97,16 +126,7 @@ def _too_large(limit: int, actual: int) -> TooLargeError:
 def _read_timeout(seconds: float) -> Iterator[None]:
     """Stop the body's reading side after `seconds` in all: a socket's own time-out bounds one read only, and a client
     that sends a byte now and then would hold a thread forever."""
-    connection: socket.socket | None = request.environ.get("gunicorn.socket")
-    if connection is None or not request.headers.get("Transfer-Encoding", request.content_length):
-        yield
-        return
-
-    def stop() -> None:
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RD)
-
-    timer = threading.Timer(seconds, stop)
+    timer = threading.Timer(seconds, _stop_reading, [request.environ.get("gunicorn.socket")])
     timer.daemon = True
     timer.start()
     try:
@@ -115,12 +135,41 @@ def _read_timeout(seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
+def _stop_reading(connection: socket.socket | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RD)
+
+
+def register(app: Flask) -> None:
+    """See to it that no request leaves an unread body behind.
+
+    gunicorn reads what is left of a body in the same thread, and a client that drips would hold it for as long as it
+    likes. So a moment's worth is read here, and then the connection's reading side is shut: the answer still goes out.
+    """
+
+    @app.after_request
+    def discard_rest(response: Response) -> Response:
+        announced = request.content_length or "Transfer-Encoding" in request.headers
+        if announced and not g.get("body_read", False):
+            settings: Settings = current_app.extensions["settings"]
+            with contextlib.suppress(Exception), _read_timeout(DISCARD_SECONDS):
+                rest = request.stream.read(settings.max_body_bytes)
+                if len(rest) < settings.max_body_bytes:
+                    return response
+            _stop_reading(request.environ.get("gunicorn.socket"))
+        return response
+
+
 def _field_error(fault: ErrorDetails, body: object) -> FieldError:
     kind = fault["type"]
     code = CODES.get(kind) or ("wrong_type" if kind.endswith(("_type", "_parsing")) else kind)
-    message = fault["msg"].rstrip(".")
+    message = MESSAGES.get(kind) or fault["msg"].rstrip(".")
     # The message never quotes the input: it names what is allowed, a bound, or a type.
-    pointer = pointer_of(_place(fault["loc"], body, missing=kind == "missing"))
+    place = _place(fault["loc"], body, missing=kind == "missing")
+    if kind == "missing_field" and "field" in fault.get("ctx", {}):
+        place.append(fault["ctx"]["field"])  # found missing by a check over several fields
+    pointer = pointer_of(place)
     return FieldError(pointer, code, f"{message[0].upper()}{message[1:]}.")
 
 
@@ -135,19 +184,6 @@ def _place(location: tuple[int | str, ...], body: object, *, missing: bool) -> l
                 continue
         place.append(part)
     return place
-
-
-def pointer_of(place: Sequence[int | str]) -> str:
-    """The JSON Pointer (RFC 6901) of a place; an unknown member's name is cut at 64 characters."""
-    parts = (str(part)[:64].replace("~", "~0").replace("/", "~1") for part in place)
-    return "".join(f"/{part}" for part in parts)
-
-
-def _summary(fields: list[FieldError]) -> str:
-    first = fields[0]
-    where = f"{first.pointer}: " if first.pointer else ""
-    more = f" ({len(fields) - 1} more)" if len(fields) > 1 else ""
-    return f"{where}{first.detail}{more}"
 
 
 def _refuse_duplicate_members(raw: bytes) -> None:

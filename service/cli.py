@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from service.settings import Settings, granted_cpus, variable
+from service.settings import Settings, process_environment, variable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,20 +57,13 @@ def _serve(settings: Settings) -> int:
     from service.weights import WeightsError, locate
 
     try:
-        locate(settings.model, settings.cache)
+        files = locate(settings.model, settings.cache)
     except WeightsError as error:
         print(f"attention-service: {error}", file=sys.stderr)
         return error.exit_code
-    threads = str(settings.threads or granted_cpus())
-    environment = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-        "MALLOC_ARENA_MAX": "2",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-    os.environ.update(environment)
+    address = f"http://{settings.host}:{settings.port}"
+    print(f"{files.id} is served on {address} as soon as the log says ready (ctrl-C ends it)", flush=True)
+    os.environ.update(process_environment(settings))
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", "python:service.gunicorn_conf"])
 
 

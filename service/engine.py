@@ -123,14 +123,17 @@ class Engine:
         model = self.model
         with self._lock:
             # One accepted request may be running; all others wait.
-            if self._in_flight >= min(self.limits.max_in_flight, self.limits.max_queue_length + 1):
-                retry = max(1, math.ceil(self._in_flight * self._recent_seconds))
-                raise OverloadedError(
-                    "As many requests as the service takes are waiting; try again later.",
-                    limit=self.limits.max_queue_length,
-                    actual=self._in_flight,
-                    retry_after_seconds=retry,
-                )
+            for limit, actual in (
+                (self.limits.max_in_flight, self._in_flight + 1),
+                (self.limits.max_queue_length, self._in_flight),
+            ):
+                if actual > limit:
+                    raise OverloadedError(
+                        "As many requests as the service takes are waiting; try again later.",
+                        limit=limit,
+                        actual=actual,
+                        retry_after_seconds=max(1, math.ceil(self._in_flight * self._recent_seconds)),
+                    )
             self._in_flight += 1
         try:
             yield Session(self, model, self.limits, time.monotonic() + self.limits.deadline_seconds)
@@ -149,8 +152,10 @@ class Engine:
         if not job.done.wait(max(0.0, deadline - time.monotonic())):
             job.cancelled = True
             raise DeadlineExceededError(f"No answer within {self.limits.deadline_seconds:g} seconds.")
-        if job.error is not None:
+        if isinstance(job.error, Exception):
             raise job.error
+        if job.error is not None:  # an exit inside a job must not end the thread that waits for it
+            raise RuntimeError("the job was ended") from job.error
         started = job.started or job.queued
         return started - job.queued, time.monotonic() - started
 
@@ -196,10 +201,15 @@ class Session:
     deadline: float
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
 
+    @property
+    def max_tokens_per_text(self) -> int:
+        """The limit, or the model's own where that is lower."""
+        return min(self.limits.max_tokens_per_text, self.model.max_tokens)
+
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
         """Tokenise literally, in the caller's thread."""
         started = time.monotonic()
-        tokenized = self.model.tokenize(texts)
+        tokenized = self.model.tokenize(texts, at_most=self.max_tokens_per_text)
         self._took("tok", time.monotonic() - started)
         return tokenized
 

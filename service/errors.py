@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_ERRORS = 20  # told at once
+
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
@@ -13,6 +15,12 @@ class FieldError:
     pointer: str
     code: str
     detail: str
+
+
+def pointer_of(place: Sequence[int | str]) -> str:
+    """The JSON Pointer (RFC 6901) of a place; an unknown member's name is cut at 64 characters."""
+    parts = (str(part)[:64].replace("~", "~0").replace("/", "~1") for part in place)
+    return "".join(f"/{part}" for part in parts)
 
 
 class RequestError(Exception):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from service.observability import configure_logging
-from service.settings import Settings
+from service.settings import Settings, process_environment
 
 _settings = Settings()
+
+# `attention-service serve` has set these before Python started; a bare gunicorn gets what can still be had
+for _name, _value in process_environment(_settings).items():
+    os.environ.setdefault(_name, _value)
 
 wsgi_app = "service.app:create_app()"
 bind = f"{_settings.host}:{_settings.port}"
@@ -44,8 +48,12 @@ logconfig_dict: dict[str, Any] = {
 
 
 def post_worker_init(worker: Any) -> None:
-    """On TERM, stop being ready at once; gunicorn's own handler then lets what is in flight finish."""
-    configure_logging()
+    """On TERM, stop being ready at once; gunicorn's own handler then lets what is in flight finish.
+
+    A terminal's ^C reaches master and worker alike; the master alone must act on it, or its QUIT finds the worker in
+    the middle of its own.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = signal.getsignal(signal.SIGTERM)
 
     def drain(number: int, frame: FrameType | None) -> None:

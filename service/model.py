@@ -26,9 +26,9 @@ class LoadedModel:
     max_tokens: int  # the model's own maximum
     provenance: dict[str, object]
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
-        """Tokenise each text literally."""
-        return [self.tokenizer.tokenize(text) for text in texts]
+    def tokenize(self, texts: Sequence[str], *, at_most: int | None = None) -> list[TokenizedText]:
+        """Tokenise each text literally; of one clearly longer than `at_most` tokens only the beginning."""
+        return [self.tokenizer.tokenize(text, at_most=at_most) for text in texts]
 
 
 def load_model(settings: Settings) -> LoadedModel:

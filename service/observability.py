@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 import re
-import sys
 import time
 import uuid
 
@@ -37,15 +36,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
-
-
-def configure_logging() -> None:
-    """Send everything at INFO and above to stdout as JSON lines."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
 
 
 def register(app: Flask) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import http
 import re
 from importlib.metadata import version
 from typing import Any
@@ -46,7 +45,7 @@ def document() -> dict[str, Any]:
     )
     paths: dict[str, Any] = {}
     for path, method, contract, view in operations:
-        paths.setdefault(path, {})[method] = _operation(path, contract, view, references)
+        paths.setdefault(path, {})[method] = _operation(path, method, contract, view, references)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -90,13 +89,17 @@ def _operations(app: Flask) -> list[tuple[str, str, Any, Any]]:
     return found
 
 
-def _operation(path: str, contract: Any, view: Any, references: dict[Any, Any]) -> dict[str, Any]:
+def _operation(
+    path: str, method: str, contract: Any, view: Any, references: dict[Any, Any]
+) -> dict[str, Any]:
     schema = (
         references[contract.answer, "serialization"] if contract.answer else _body_schema(contract.media_type)
     )
     responses: dict[str, Any] = {
         "200": {"description": "The answer.", "content": {contract.media_type: {"schema": schema}}}
     }
+    if method == "get" and contract.cacheable:
+        responses["304"] = {"description": "What the client has, by its ETag, is still true."}
     for row in problems.PROBLEMS:
         if row.exception in contract.problems:
             responses[str(row.status)] = {
@@ -124,8 +127,3 @@ def _operation(path: str, contract: Any, view: Any, references: dict[Any, Any]) 
 
 def _body_schema(media_type: str) -> dict[str, Any]:
     return {"type": "object"} if media_type == "application/json" else {"type": "string"}
-
-
-def status_phrase(status: int) -> str:
-    """The standard phrase of a status."""
-    return http.HTTPStatus(status).phrase

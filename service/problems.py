@@ -14,11 +14,10 @@ from service import errors
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-MAX_ERRORS = 20  # in one body
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ProblemRow:
     """One row: what the client sees, and the short page behind its `type`."""
 
     exception: type[Exception]
@@ -35,7 +34,7 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem(
+    ProblemRow(
         errors.MalformedBodyError,
         400,
         "malformed-body",
@@ -43,7 +42,7 @@ PROBLEMS = (
         "Syntax, encoding, nesting deeper than 200, a number out of range, or a member named twice.",
         "Send UTF-8 JSON without a byte order mark.",
     ),
-    Problem(
+    ProblemRow(
         NotFound,
         404,
         "not-found",
@@ -51,7 +50,7 @@ PROBLEMS = (
         "The path is none of this service's.",
         "See /openapi.yaml for all paths.",
     ),
-    Problem(
+    ProblemRow(
         MethodNotAllowed,
         405,
         "method-not-allowed",
@@ -59,7 +58,7 @@ PROBLEMS = (
         "For example GET on a path that takes POST.",
         "The Allow header lists what is offered.",
     ),
-    Problem(
+    ProblemRow(
         errors.BodyTimeoutError,
         408,
         "body-timeout",
@@ -67,7 +66,7 @@ PROBLEMS = (
         "The client was too slow or stopped sending.",
         "Send the body at once; put a buffering proxy in front of slow clients.",
     ),
-    Problem(
+    ProblemRow(
         errors.TooLargeError,
         413,
         "too-large",
@@ -75,7 +74,7 @@ PROBLEMS = (
         "Body, number of texts, or numbers in the answer over a limit; `limit` and `actual` say which.",
         "Ask for fewer texts, layers or heads at a time. GET /v1/model lists every limit.",
     ),
-    Problem(
+    ProblemRow(
         errors.UnsupportedMediaTypeError,
         415,
         "unsupported-media-type",
@@ -83,7 +82,7 @@ PROBLEMS = (
         "The Content-Type header is missing or names another type.",
         "Send Content-Type: application/json.",
     ),
-    Problem(
+    ProblemRow(
         errors.InvalidRequestError,
         422,
         "invalid-request",
@@ -91,7 +90,7 @@ PROBLEMS = (
         "JSON is fine, content is not: `errors` says where (JSON Pointer), which (code) and why.",
         "Correct the fields named in `errors`.",
     ),
-    Problem(
+    ProblemRow(
         errors.OverloadedError,
         429,
         "overloaded",
@@ -99,7 +98,7 @@ PROBLEMS = (
         "The queue in front of the model is full.",
         "Wait as long as Retry-After says; add replicas.",
     ),
-    Problem(
+    ProblemRow(
         Exception,
         500,
         "internal",
@@ -107,7 +106,7 @@ PROBLEMS = (
         "A fault of the service. The log has it under the request id.",
         "Report the request id.",
     ),
-    Problem(
+    ProblemRow(
         errors.NotReadyError,
         503,
         "not-ready",
@@ -115,7 +114,7 @@ PROBLEMS = (
         "It is loading, shutting down, hung, or could not be loaded.",
         "Wait as long as Retry-After says; GET /health/ready tells when.",
     ),
-    Problem(
+    ProblemRow(
         errors.DeadlineExceededError,
         504,
         "deadline-exceeded",
@@ -129,7 +128,7 @@ INTERNAL = next(problem for problem in PROBLEMS if problem.exception is Exceptio
 BY_SLUG = {problem.slug: problem for problem in PROBLEMS}
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception) -> ProblemRow:
     """The row of an exception: that of its own class, else of its nearest base; 500 where none fits."""
     return next(row for base in type(error).__mro__ for row in PROBLEMS if row.exception is base)
 
@@ -140,7 +139,9 @@ def problem_response(error: Exception) -> Response:
         return _werkzeug_response(error)
     problem = problem_of(error)
     if problem is INTERNAL:
-        log.error("internal error", exc_info=error)
+        rule = request.url_rule
+        context = {"request_id": g.get("request_id", ""), "route": rule.rule if rule else None}
+        log.error("internal error", exc_info=error, extra=context)
     body: dict[str, object] = {"type": problem.type, "title": problem.title, "status": problem.status}
     body["detail"] = (
         error.detail if isinstance(error, errors.RequestError) else f"{problem.cause} {problem.remedy}"
@@ -151,7 +152,7 @@ def problem_response(error: Exception) -> Response:
         if error.errors:
             body["errors"] = [
                 {"pointer": one.pointer, "code": one.code, "detail": one.detail}
-                for one in error.errors[:MAX_ERRORS]
+                for one in error.errors[: errors.MAX_ERRORS]
             ]
         if error.limit is not None:
             body |= {"limit": error.limit, "actual": error.actual}
@@ -159,8 +160,6 @@ def problem_response(error: Exception) -> Response:
             headers["Retry-After"] = str(error.retry_after_seconds)
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
-    if problem.status == 408:
-        headers["Connection"] = "close"
     if problem.status == 415:
         headers["Accept-Post"] = "application/json"
     return Response(orjson.dumps(body), problem.status, headers, content_type=MEDIA_TYPE)

@@ -14,7 +14,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class Limits(BaseSettings):
     """What one request may ask for; published under `limits` by `GET /v1/model`."""
 
-    model_config = SettingsConfigDict(env_prefix="ATTENTION_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="ATTENTION_", frozen=True, extra="ignore", allow_inf_nan=False
+    )
 
     max_body_bytes: int = Field(1 << 20, ge=1, description="Request body in bytes, chunked or not.")
     max_texts: int = Field(64, ge=1, description="Texts, or coreference items, per request.")
@@ -70,6 +72,20 @@ class Settings(Limits):
     def limits(self) -> dict[str, int | float]:
         """The limits, as `GET /v1/model` publishes them."""
         return {name: getattr(self, name) for name in Limits.model_fields}
+
+
+def process_environment(settings: Settings) -> dict[str, str]:
+    """What torch, the tokenizers and the C library read when a process starts."""
+    threads = str(settings.threads or granted_cpus())
+    return {
+        "OMP_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads take the cores from requests being read and written
+        "MKL_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_ARENA_MAX": "2",
+        "HF_HUB_OFFLINE": "1",  # serving never touches the network
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def variable(name: str) -> str:

@@ -11,6 +11,8 @@ with e_k and e_v the bytes of one element of K and V. Source: Vaswani et al. 201
 """
 
 import difflib
+import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -147,4 +149,12 @@ class CacheModel:
 
     def cache_bytes(self, tokens: int, k_dtype: str, v_dtype: str) -> int:
         """Bytes of one sequence of `tokens` tokens: Σ over layers of rows * row bytes."""
-        return sum(layer.rows(tokens) * layer.row_bytes(k_dtype, v_dtype) for layer in self.layers)
+        return sum(
+            count * layer.rows(tokens) * layer.row_bytes(k_dtype, v_dtype)
+            for layer, count in self._alike.items()
+        )
+
+    @functools.cached_property
+    def _alike(self) -> Counter[Layer]:
+        """How many layers there are of each kind: a model of a thousand layers has few."""
+        return Counter(self.layers)

@@ -6,8 +6,7 @@ import numpy as np
 
 from attention_core.capture import Rows
 from service.engine import Session
-from service.errors import TooLargeError
-from service.jobs.common import choose, describe, tokenize
+from service.jobs.common import check_elements, choose, describe, tokenize
 from service.schemas.attention import AttentionRequest, TokenizeRequest
 
 
@@ -24,12 +23,16 @@ def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
     texts = tokenize(session, request.inputs)
     heads = choose(session, request.layers, request.heads)
     per_layer = len(next(iter(heads.values())))
-    _check_elements([len(text.ids) for text in texts], len(heads) * per_layer, session)
+    maps_per_text = len(heads) * per_layer
+    check_elements(
+        maps_per_text * sum(len(text) ** 2 for text in texts),
+        session.limits.max_response_elements,
+        f"{maps_per_text} maps of each text",
+        "layers, heads or texts",
+    )
 
     # One array a text, zeros above the diagonal; [layer, head, query, key]
-    weights = [
-        np.zeros((len(heads), per_layer, len(text.ids), len(text.ids)), dtype=np.float32) for text in texts
-    ]
+    weights = [np.zeros((len(heads), per_layer, len(text), len(text)), dtype=np.float32) for text in texts]
     place = {layer: index for index, layer in enumerate(heads)}
 
     def keep(rows: Rows) -> None:
@@ -53,14 +56,3 @@ def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
         ]
         results.append({**describe(text), "unit": "token", "maps": maps_of_text, "warnings": []})
     return {"model": session.model.provenance, "results": results}
-
-
-def _check_elements(lengths: list[int], maps_per_text: int, session: Session) -> None:
-    actual, limit = maps_per_text * sum(length**2 for length in lengths), session.limits.max_response_elements
-    if actual > limit:
-        raise TooLargeError(
-            f"The answer would hold {actual} numbers ({maps_per_text} maps of each text); at most {limit} are "
-            f"sent. Ask for fewer layers, heads or texts.",
-            limit=limit,
-            actual=actual,
-        )

@@ -15,33 +15,36 @@ def check_count(count: int, limits: Limits) -> None:
     """Refuse more texts than the limit; before a place in the queue is taken."""
     if count > limits.max_texts:
         raise TooLargeError(
-            f"A request holds at most {limits.max_texts} texts.", limit=limits.max_texts, actual=count
+            f"A request holds at most {limits.max_texts} texts or items.",
+            limit=limits.max_texts,
+            actual=count,
         )
 
 
 def tokenize(session: Session, inputs: Sequence[tuple[str, str]]) -> list[TokenizedText]:
     """Tokenise (pointer, text) pairs; raises `text_too_long` where a text, or all of them, are over the limit."""
     texts = session.tokenize([text for _, text in inputs])
-    limit = min(session.limits.max_tokens_per_text, session.model.max_tokens)
+    limit = session.max_tokens_per_text
     for (pointer, _), text in zip(inputs, texts, strict=True):
-        if len(text.ids) > limit:
-            raise InvalidRequestError.at(
-                pointer,
-                "text_too_long",
-                f"The text has {len(text.ids)} tokens; at most {limit} are read.",
-                limit=limit,
-                actual=len(text.ids),
-            )
-    total, limit = sum(len(text.ids) for text in texts), session.limits.max_tokens_per_request
+        if len(text) > limit:
+            detail = f"The text has {'' if text.whole else 'at least '}{len(text)} tokens; at most {limit} are read."
+            raise InvalidRequestError.at(pointer, "text_too_long", detail, limit=limit, actual=len(text))
+    total, limit = sum(map(len, texts)), session.limits.max_tokens_per_request
     if total > limit:
-        raise InvalidRequestError.at(
-            inputs[0][0].rpartition("/")[0],
-            "text_too_long",
-            f"The texts have {total} tokens together; a request holds at most {limit}.",
-            limit=limit,
-            actual=total,
-        )
+        pointer = inputs[0][0].split("/")[1]  # of a list: /texts, or /items
+        detail = f"The texts have {total} tokens together; a request holds at most {limit}."
+        raise InvalidRequestError.at(f"/{pointer}", "text_too_long", detail, limit=limit, actual=total)
     return texts
+
+
+def check_elements(actual: int, limit: int, what: str, narrow: str) -> None:
+    """Refuse an answer of more numbers than the limit, before the model runs."""
+    if actual > limit:
+        raise TooLargeError(
+            f"The answer would hold {actual} numbers ({what}); at most {limit} are sent. Ask for fewer {narrow}.",
+            limit=limit,
+            actual=actual,
+        )
 
 
 def choose(

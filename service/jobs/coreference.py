@@ -10,7 +10,7 @@ from attention_core.coreference import CoreferenceError, HeadAnswer, Question, a
 from attention_core.spans import Span, SpanError, resolve_span
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
-from service.jobs.common import tokenize
+from service.jobs.common import check_elements, tokenize
 from service.schemas.coreference import CoreferenceRequest, Item, SpanRequest
 from service.texts import TokenizedText
 
@@ -23,6 +23,13 @@ def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
     items = request.inputs
     heads = _choose(request, session)
     texts = tokenize(session, [(f"{pointer}/text", item.text) for pointer, item in items])
+    chosen = sum(map(len, heads.values()))
+    check_elements(
+        chosen * sum(len(item.candidates) for _, item in items),
+        session.limits.max_response_elements,
+        f"{chosen} heads for every candidate",
+        "heads, candidates or items",
+    )
     questions = [_question(pointer, item, text) for (pointer, item), text in zip(items, texts, strict=True)]
     answers: list[list[HeadAnswer]] = [[] for _ in items]
 
@@ -74,7 +81,7 @@ def _question(pointer: str, item: Item, text: TokenizedText) -> Question:
         for index, candidate in enumerate(item.candidates)
     ]
     try:
-        return ask(item.text, len(text.ids), pronoun, candidates, gold=item.gold)
+        return ask(item.text, len(text), pronoun, candidates, gold=item.gold)
     except CoreferenceError as error:
         place = "/gold" if error.code == "gold_out_of_range" else "/candidates"
         if error.index is not None:

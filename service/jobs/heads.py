@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from attention_core.capture import Rows
-from attention_core.heads import HeadScorer, LabelError, definitions, label, summarise, thresholds_of
+from attention_core.heads import SCORES, HeadScorer, LabelError, definitions, label, summarise, thresholds_of
 from service.engine import Session
-from service.errors import InvalidRequestError
+from service.errors import InvalidRequestError, pointer_of
 from service.jobs.common import choose, tokenize
 from service.schemas.heads import HeadsRequest
 
@@ -17,10 +17,15 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     try:
         thresholds = thresholds_of(thresholds=request.thresholds, labels=request.labels)
     except LabelError as error:
-        raise InvalidRequestError.at(f"/thresholds/{error.name}", error.code, f"{error}.") from None
+        if error.name in request.thresholds:
+            place: list[str | int] = ["thresholds", error.name]
+        else:
+            place = ["labels", (request.labels or []).index(error.name)]
+        detail = f"Must be one of {', '.join(SCORES)}."
+        raise InvalidRequestError.at(pointer_of(place), error.code, detail) from None
     (text,) = tokenize(session, request.inputs)
     heads = choose(session, request.layers, request.heads)
-    scorer = HeadScorer(len(text.ids), heads)
+    scorer = HeadScorer(len(text), heads)
 
     def add(rows: Rows) -> None:
         scorer.add(rows.layer, rows.heads, rows.queries, rows.weights)
@@ -30,7 +35,7 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     labelled = label(results, thresholds=request.thresholds, labels=request.labels)
     warnings = []
     if any(score.status != "ok" for score in results[0].scores.values()):
-        message = f"the text has {len(text.ids)} tokens: too few for some scores, which carry no label"
+        message = f"the text has {len(text)} tokens: too few for some scores, which carry no label"
         warnings.append({"code": "too_short", "message": message})
     reader = session.model.reader
     return {

@@ -9,13 +9,19 @@ from attention_core.kv_cache import CacheModel, Dims, UnknownNameError, find_pre
 from service.errors import InvalidRequestError
 from service.schemas.kv_cache import KvCacheAnswer, KvCacheRequest
 
+LARGEST_INTEGER = 2**63 - 1  # more than most readers of JSON take
+
 
 def size(request: KvCacheRequest) -> dict[str, object]:
     """The cache of a preset, or of given sizes."""
-    report = asdict(
-        kv_cache(_model(request), tokens=request.tokens, dtype=request.dtype, batch=request.batch)
-    )
-    return {name: value for name, value in report.items() if name in KvCacheAnswer.model_fields}
+    report = kv_cache(_model(request), tokens=request.tokens, dtype=request.dtype, batch=request.batch)
+    for place, one in enumerate(report.sizes):
+        if one.batch_bytes > LARGEST_INTEGER:
+            pointer = f"/tokens/{place}" if isinstance(request.tokens, list) else "/tokens"
+            detail = "The size would not fit into a 64-bit integer; ask for fewer tokens or sequences."
+            raise InvalidRequestError.at(pointer, "out_of_range", detail)
+    # The core's report knows more than this answer has, such as separate types of keys and values
+    return {name: value for name, value in asdict(report).items() if name in KvCacheAnswer.model_fields}
 
 
 def _model(request: KvCacheRequest) -> CacheModel:

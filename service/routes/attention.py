@@ -6,7 +6,7 @@ from flask import Blueprint, Response
 
 from service.body import read_json
 from service.jobs import attention
-from service.routes.common import ASKING, ask, describes
+from service.routes.common import ADMISSION, ASKING, ask, describes
 from service.schemas.attention import AttentionAnswer, AttentionRequest, TokenizeAnswer, TokenizeRequest
 
 bp = Blueprint("attention", __name__)
@@ -31,7 +31,7 @@ def attention_maps() -> Response:
     tag="model",
     request=TokenizeRequest,
     answer=TokenizeAnswer,
-    problems=ASKING,
+    problems=ADMISSION,
 )
 def tokenize() -> Response:
     """Tokens and words."""

@@ -27,6 +27,7 @@ class Contract:
     answer: type[BaseModel] | None
     media_type: str
     problems: tuple[type[Exception], ...]
+    cacheable: bool
 
 
 READING = (
@@ -36,7 +37,8 @@ READING = (
     errors.UnsupportedMediaTypeError,
     errors.InvalidRequestError,
 )
-ASKING = (errors.OverloadedError, errors.NotReadyError, errors.DeadlineExceededError)
+ADMISSION = (errors.OverloadedError, errors.NotReadyError)
+ASKING = (*ADMISSION, errors.DeadlineExceededError)
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -49,12 +51,13 @@ def describes(
     answer: type[BaseModel] | None = None,
     media_type: str = json.MEDIA_TYPE,
     problems: Sequence[type[Exception]] = (),
+    cacheable: bool = True,
 ) -> Callable[[View], View]:
     """Attach a contract to a view. Any operation may also answer 500."""
 
     def decorate(view: View) -> View:
         every = (*(READING if request else ()), *problems, Exception)
-        view.contract = Contract(summary, tag, request, answer, media_type, every)  # type: ignore[attr-defined]
+        view.contract = Contract(summary, tag, request, answer, media_type, every, cacheable)  # type: ignore[attr-defined]
         return view
 
     return decorate
@@ -99,6 +102,11 @@ def answer(payload: dict[str, object]) -> Response:
     if "seconds" in g:
         g.seconds["ser"] = time.monotonic() - started
     return cacheable(Response(body, content_type=json.MEDIA_TYPE))
+
+
+def uncached(payload: dict[str, object]) -> Response:
+    """200 with JSON that is true for this moment only."""
+    return Response(json.dumps(payload), content_type=json.MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
 
 def cacheable(response: Response) -> Response:

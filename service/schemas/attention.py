@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from service.schemas.common import (
+    LONGEST_LIST,
     Answer,
-    Head,
-    Layer,
+    Heads,
+    Layers,
     ModelInfo,
     Request,
     Text,
@@ -27,7 +28,7 @@ class TextsRequest(Request):
     """One text, or several."""
 
     text: Text | None = None
-    texts: Annotated[list[Text], Field(min_length=1)] | None = None
+    texts: Annotated[list[Text], Field(min_length=1, max_length=LONGEST_LIST)] | None = None
 
     @model_validator(mode="after")
     def _text_or_texts(self) -> Self:
@@ -78,12 +79,8 @@ class AttentionRequest(TextsRequest):
         }
     )
 
-    layers: Annotated[list[Layer], Field(min_length=1)] | None = Field(
-        None, description="All layers where absent."
-    )
-    heads: Annotated[list[Head], Field(min_length=1)] | None = Field(
-        None, description="Heads of each of the layers; all where absent."
-    )
+    layers: Layers | None = Field(None, description="All layers where absent.")
+    heads: Heads | None = Field(None, description="Heads of each of the layers; all where absent.")
     decimals: Annotated[int, Field(ge=1, le=9)] = Field(6, description="Decimals of the weights.")
 
 

@@ -35,6 +35,9 @@ Text = Annotated[
     ),
 ]
 
+LONGEST_LIST = (
+    10_000  # of anything in a request, whatever its own limit: a longer one is not even looked through
+)
 LARGEST_INDEX = 9_999  # of a layer or head in any request; the model's own bound is checked once it is known
 
 
@@ -50,6 +53,8 @@ def _index(code: str) -> AfterValidator:
 _bounds = Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INDEX})
 Layer = Annotated[int, _index("layer_out_of_range"), _bounds]
 Head = Annotated[int, _index("head_out_of_range"), _bounds]
+Layers = Annotated[list[Layer], Field(min_length=1, max_length=LONGEST_LIST)]
+Heads = Annotated[list[Head], Field(min_length=1, max_length=LONGEST_LIST)]
 
 
 def list_or(tag: str) -> Discriminator:

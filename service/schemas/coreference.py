@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from service.schemas.attention import SENTENCE
 from service.schemas.common import (
+    LONGEST_LIST,
     Answer,
     Head,
     Layer,
@@ -25,7 +26,7 @@ Offset = Annotated[int, Field(ge=0, le=100_000_000)]
 
 
 Pairs = Annotated[
-    Annotated[list[tuple[Layer, Head]], Field(min_length=1), Tag("list")]
+    Annotated[list[tuple[Layer, Head]], Field(min_length=1, max_length=LONGEST_LIST), Tag("list")]
     | Annotated[Literal["all"], Tag("all")],
     list_or("all"),
 ]
@@ -61,12 +62,15 @@ class SpanRequest(Request):
         return self
 
 
+Candidates = Annotated[list[SpanRequest], Field(max_length=100)]
+
+
 class Item(Request):
     """One text with a pronoun and the nouns it may attend to."""
 
     text: Text
     pronoun: SpanRequest
-    candidates: list[SpanRequest]
+    candidates: Candidates
     gold: Annotated[int, Field(ge=0, le=10_000)] | None = Field(
         None, description="Index of the right candidate."
     )
@@ -91,11 +95,11 @@ class CoreferenceRequest(Request):
 
     text: Text | None = None
     pronoun: SpanRequest | None = None
-    candidates: list[SpanRequest] | None = None
+    candidates: Candidates | None = None
     gold: Annotated[int, Field(ge=0, le=10_000)] | None = Field(
         None, description="Index of the right candidate."
     )
-    items: Annotated[list[Item], Field(min_length=1)] | None = None
+    items: Annotated[list[Item], Field(min_length=1, max_length=LONGEST_LIST)] | None = None
     heads: Pairs | None = Field(
         None,
         description="[layer, head] pairs, or `all`. [[5, 5]] where absent, on a model of 24 layers and 14 heads; "
@@ -114,7 +118,7 @@ class CoreferenceRequest(Request):
         else:
             for name in ("pronoun", "candidates"):
                 if getattr(self, name) is None:
-                    raise PydanticCustomError("missing_field", "{name} is required", {"name": name})
+                    raise PydanticCustomError("missing_field", "The field is required", {"field": name})
         return self
 
     @property

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from attention_core.heads import SCORES
 from service.schemas.attention import SENTENCE
-from service.schemas.common import Answer, Head, Layer, ModelInfo, Request, Text, Warning
+from service.schemas.common import Answer, Heads, Layers, ModelInfo, Request, Text, Warning
 
 
 def _known_score(name: str) -> str:
@@ -35,17 +35,14 @@ class HeadsRequest(Request):
     )
 
     text: Text
-    layers: Annotated[list[Layer], Field(min_length=1)] | None = Field(
-        None, description="All layers where absent."
-    )
-    heads: Annotated[list[Head], Field(min_length=1)] | None = Field(
-        None, description="Heads of each of the layers; all where absent."
-    )
-    labels: Annotated[list[ScoreName], Field(min_length=1)] | None = Field(
+    layers: Layers | None = Field(None, description="All layers where absent.")
+    heads: Heads | None = Field(None, description="Heads of each of the layers; all where absent.")
+    labels: Annotated[list[ScoreName], Field(min_length=1, max_length=100)] | None = Field(
         None, description="Give only these labels; all where absent."
     )
     thresholds: Annotated[
-        dict[str, Threshold], Field(json_schema_extra={"propertyNames": {"enum": list(SCORES)}})
+        dict[str, Threshold],
+        Field(max_length=100, json_schema_extra={"propertyNames": {"enum": list(SCORES)}}),
     ] = Field(
         {},
         description="A head carries a label when its score is above this; the defaults stand in `definitions`.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
-from attention_core.kv_cache import MAX_LAYERS
+from attention_core.kv_cache import BYTES_PER_ELEMENT, MAX_LAYERS
 from service.schemas.common import Answer, Request, exactly_one, list_or, one_of_required
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -16,7 +17,16 @@ TokensOrList = Annotated[
     | Annotated[list[Tokens], Field(min_length=1, max_length=1000), Tag("list")],
     list_or("one"),
 ]
-Dtype = Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"]
+DTYPES = ("auto", *BYTES_PER_ELEMENT)
+
+
+def _known_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise PydanticCustomError("unknown_option", "Must be one of {names}", {"names": ", ".join(DTYPES)})
+    return name
+
+
+Dtype = Annotated[str, AfterValidator(_known_dtype), Field(json_schema_extra={"enum": list(DTYPES)})]
 
 
 class DimsRequest(Request):

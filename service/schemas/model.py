@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from service.schemas.common import Answer, ModelInfo
+from service.settings import Limits
 
-
-class LimitsInfo(Answer):
-    """What one request may ask for."""
-
-    max_body_bytes: int
-    max_texts: int
-    max_tokens_per_text: int
-    max_tokens_per_request: int
-    max_response_elements: int
-    max_queue_length: int
-    max_in_flight: int
-    deadline_seconds: float
+if TYPE_CHECKING:
+    LimitsInfo = Answer
+else:
+    LimitsInfo = create_model(
+        "LimitsInfo",
+        __base__=Answer,
+        __doc__="What one request may ask for.",
+        **{
+            name: (one.annotation, Field(description=one.description))
+            for name, one in Limits.model_fields.items()
+        },
+    )
 
 
 class ModelAnswer(Answer):

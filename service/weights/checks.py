@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
 from service.weights.errors import UnsuitableModelError
 
 SINGLE_FILE = "model.safetensors"
@@ -47,6 +50,9 @@ def check_config(config: dict[str, Any], name: str) -> None:
             f"{name}: {heads} heads must divide hidden_size {config['hidden_size']}, "
             f"and {kv_heads} key/value heads must divide {heads}"
         )
+    pad, vocabulary = config.get("pad_token_id"), config["vocab_size"]
+    if pad is not None and not (type(pad) is int and -vocabulary <= pad < vocabulary):
+        raise UnsuitableModelError(f"{name}: pad_token_id is {pad!r}, outside of the {vocabulary} tokens")
     if config.get("use_sliding_window") or "sliding_attention" in (config.get("layer_types") or []):
         raise UnsuitableModelError(
             f"{name} attends through a sliding window, which this service does not read"
@@ -74,6 +80,25 @@ def check_folder(folder: Path, name: str) -> list[Path]:
     check_config(read_json(folder / "config.json", name), name)
     if not (folder / "tokenizer.json").is_file():
         raise UnsuitableModelError(f"{name} has no tokenizer.json")
+    try:
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises no narrower class, and a panic is no Exception
+        raise UnsuitableModelError(f"{name}: tokenizer.json is not a tokenizer: {error}") from error
+    weights = _weight_files(folder, name)
+    for path in weights:
+        try:
+            with safe_open(path, framework="numpy"):  # reads the header, and holds the file's size against it
+                pass
+        except SafetensorError as error:
+            raise UnsuitableModelError(
+                f"{name}: {path.name} is not a whole safetensors file: {error}"
+            ) from error
+    return weights
+
+
+def _weight_files(folder: Path, name: str) -> list[Path]:
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():

@@ -1,4 +1,7 @@
-"""What can go wrong with weights. Each kind has its own exit code, so that a script can tell them apart."""
+"""What can go wrong with weights. Each kind has its own exit code, so that a script can tell them apart.
+
+Besides those below: 0 done; 2 wrong usage or a wrong setting, of any command; 130 interrupted.
+"""
 
 
 class WeightsError(Exception):
@@ -10,7 +13,7 @@ class WeightsError(Exception):
 class UnknownModelError(WeightsError):
     """The name asked for is no hub id, no path, and no model that this service knows."""
 
-    exit_code = 2
+    exit_code = 9
 
 
 class NotFetchedError(WeightsError):

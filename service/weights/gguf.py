@@ -1,6 +1,8 @@
 """From a GGUF file to a folder of float32 safetensors, once, so that a start takes seconds."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tokenizers import AddedToken
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from service.weights.checks import SINGLE_FILE, check_config, check_folder
-from service.weights.errors import UnsuitableModelError
+from service.weights.errors import UnsuitableModelError, WeightsError
 from service.weights.store import (
     CONVERSION,
     PROVENANCE,
@@ -33,17 +35,20 @@ TOKENIZER_BYTES = 20_000_000  # of tokenizer.json and the small files, at most
 def convert(gguf: Path, cache: Path, name: str, sha256: str, progress: Progress) -> None:
     """Dequantise a GGUF file (whose hash is `sha256`) into the cache. Call it under `exclusive`."""
     reader = _read(gguf, name)
-    config = _config(reader, name)
+    with _refusing(name):
+        config = _config(reader, name)
     float32_bytes = sum(4 * int(tensor.n_elements) for tensor in reader.tensors)
     folder = converted_folder(cache, name, sha256)
     with appears_whole(folder) as partial:
         require_space(partial, float32_bytes + TOKENIZER_BYTES)
-        save_file(_weights(reader, config, name, progress), partial / SINGLE_FILE, metadata={"format": "pt"})
-        (partial / SINGLE_FILE).chmod(
-            0o644
-        )  # safetensors writes for the owner only; a server may be another user
+        with _refusing(name):
+            tokenizer = _tokenizer(reader, name)
+            weights = _weights(reader, config, name, progress)
+        save_file(weights, partial / SINGLE_FILE, metadata={"format": "pt"})
+        # safetensors writes for the owner only; a server may be another user
+        (partial / SINGLE_FILE).chmod(0o644)
         config.save_pretrained(partial)
-        _tokenizer(reader, name).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
         check_folder(partial, name)
         provenance = {
             "conversion": CONVERSION,
@@ -58,6 +63,19 @@ def convert(gguf: Path, cache: Path, name: str, sha256: str, progress: Progress)
             },
         }
         write_record(partial / PROVENANCE, provenance)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Turn whatever gguf, transformers and tokenizers raise over the contents of a file into one kind."""
+    try:
+        yield
+    except (WeightsError, OSError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in tokenizers is no Exception
+        raise UnsuitableModelError(
+            f"{name} has contents that make no Qwen2 model: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _read(gguf: Path, name: str) -> GGUFReader:
@@ -120,7 +138,7 @@ def _weights(
     names = get_tensor_name_map(MODEL_ARCH.QWEN2, config.num_hidden_layers)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     weights = {}
-    with progress.bar(f"converting {name} to float32", len(expected), "tensors") as bar:
+    with progress.bar("converting to float32", len(expected), " tensors") as bar:
         for key, parameter in expected.items():
             tensor = tensors.pop(names.get_name(key, (".weight", ".bias")), None)
             if tensor is None:

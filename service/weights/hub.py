@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from huggingface_hub import (
     constants,
@@ -16,12 +17,14 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     GatedRepoError,
     HFValidationError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own client, under a lasting name
 from tqdm import tqdm
 
 from service.weights.checks import INDEX_FILE, SINGLE_FILE, check_config, check_folder, read_json, shards_of
@@ -33,9 +36,8 @@ from service.weights.errors import (
     WeightsError,
 )
 from service.weights.store import (
-    DISK_FULL,
-    ModelFiles,
     Progress,
+    StoredModel,
     read_record,
     record_path,
     require_space,
@@ -45,6 +47,14 @@ from service.weights.store import (
 
 FIRST_CONTACT_SECONDS = 20.0
 OPTIONAL_FILES = ("tokenizer_config.json", "chat_template.jinja")
+# Sockets, TLS, HTTP statuses; LocalEntryNotFoundError is huggingface_hub's word for a hub that did not answer.
+NETWORK = (
+    httpx.HTTPError,
+    httpx.InvalidURL,
+    LocalEntryNotFoundError,
+    ConnectionError,
+    TimeoutError,
+)
 T = TypeVar("T")
 
 
@@ -52,37 +62,35 @@ T = TypeVar("T")
 class HubModel:
     """`org/name`, or `org/name@revision` where the revision is a branch, a tag or a commit."""
 
-    id: str
+    reference: str
 
     @property
     def repo(self) -> str:
-        """The id without the revision."""
-        return self.id.partition("@")[0]
+        """The reference without the revision: the hub's id."""
+        return self.reference.partition("@")[0]
 
-    def locate(self, cache: Path) -> ModelFiles:
+    def locate(self, cache: Path) -> StoredModel:
         """Find the model in the hub's cache, at the commit that fetch recorded."""
         commit = self._known_commit(cache)
         path = commit and try_to_load_from_cache(self.repo, "config.json", revision=commit)
         if not commit or not isinstance(path, str):
             raise NotFetchedError(
-                f"{self.id} is not in the hub's cache; run: attention-service fetch-weights"
+                f"{self.reference} is not in the hub's cache; run: attention-service fetch-weights"
             )
         try:
             check_folder(Path(path).parent, self.repo)
         except UnsuitableModelError as error:
-            raise NotFetchedError(f"{self.id} in the hub's cache cannot be used: {error}") from error
-        return ModelFiles(
-            requested=self.id,
+            raise NotFetchedError(f"{self.reference} in the hub's cache cannot be used: {error}") from error
+        return StoredModel(
             id=self.repo,
             folder=Path(path).parent,
             revision=commit,
             sha256=None,
             variant=variant_of(self.repo),
             quantization=None,
-            fallback=None,
         )
 
-    def fetch(self, cache: Path, progress: Progress) -> ModelFiles:
+    def fetch(self, cache: Path, progress: Progress) -> StoredModel:
         """Ask the hub which commit the revision is now and download it; without the hub, take the cached."""
         if self._commit is not None:
             with suppress(NotFetchedError):
@@ -94,18 +102,21 @@ class HubModel:
                 found = self.locate(cache)
             except NotFetchedError:
                 raise unreachable from None
-            progress.say(f"{unreachable}; {self.id} is taken from the cache, at commit {found.revision}")
+            progress.say(
+                f"{unreachable}; {self.reference} is taken from the cache, at commit {found.revision}"
+            )
             return found
         with self._hub_errors():
-            self._download(commit, progress)
-        write_record(record_path(cache, self.id), {"id": self.id, "revision": commit})
+            folder = self._download(commit, progress)
+        check_folder(folder, self.repo)
+        write_record(record_path(cache, self.reference), {"id": self.reference, "revision": commit})
         return self.locate(cache)
 
     def _known_commit(self, cache: Path) -> str | None:
         """The commit that fetch recorded; else the one that another program left in the hub's cache."""
         if self._commit is not None:
             return self._commit
-        record = read_record(record_path(cache, self.id), "revision")
+        record = read_record(record_path(cache, self.reference), "revision")
         if record is not None:
             return str(record["revision"])
         path = try_to_load_from_cache(self.repo, "config.json", revision=self._revision)
@@ -113,7 +124,7 @@ class HubModel:
 
     @property
     def _revision(self) -> str:
-        return self.id.partition("@")[2] or "main"
+        return self.reference.partition("@")[2] or "main"
 
     @property
     def _commit(self) -> str | None:
@@ -129,9 +140,11 @@ class HubModel:
             raise UnreachableError(f"{constants.ENDPOINT} does not answer as a hub: it names no commit")
         return metadata.commit_hash
 
-    def _download(self, commit: str, progress: Progress) -> None:
+    def _download(self, commit: str, progress: Progress) -> Path:
+        """Bring what is missing into the hub's cache, and return the folder of the commit there."""
+
         def get(file: str) -> Path:
-            bar = tqdm if progress.shown else _NoBar
+            bar: Any = partial(tqdm, **progress.options)
             return Path(hf_hub_download(self.repo, file, revision=commit, tqdm_class=bar))
 
         def size_bytes(file: str) -> int:
@@ -139,7 +152,8 @@ class HubModel:
             return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT).size or 0
 
         progress.say(f"downloading {self.repo} at commit {commit}")
-        check_config(read_json(get("config.json"), self.repo), self.repo)  # before any weights
+        config = get("config.json")
+        check_config(read_json(config, self.repo), self.repo)  # before any weights
         missing_bytes = {}
         for file in ["tokenizer.json", *self._weight_files(get, size_bytes)]:
             if not isinstance(try_to_load_from_cache(self.repo, file, revision=commit), str):
@@ -148,18 +162,19 @@ class HubModel:
         for file in OPTIONAL_FILES:
             try:
                 get(file)
-            except EntryNotFoundError:
+            except RemoteEntryNotFoundError:
                 continue
         for file in missing_bytes:
             get(file)
+        return config.parent
 
     def _weight_files(self, get: Callable[[str], Path], size_bytes: Callable[[str], int]) -> list[str]:
         try:
             size_bytes(SINGLE_FILE)
-        except EntryNotFoundError:
+        except RemoteEntryNotFoundError:
             try:
                 index = get(INDEX_FILE)
-            except EntryNotFoundError:
+            except RemoteEntryNotFoundError:
                 raise UnsuitableModelError(
                     f"{self.repo} has no {SINGLE_FILE}; pickle formats (.bin, .pt) are never fetched"
                 ) from None
@@ -182,25 +197,16 @@ class HubModel:
             raise MissingError(f"{hub} has no model {self.repo} (a private one needs HF_TOKEN)") from error
         except RevisionNotFoundError as error:
             raise MissingError(f"{self.repo} has no revision {self._revision} on {hub}") from error
-        except EntryNotFoundError as error:
+        except RemoteEntryNotFoundError as error:
             raise MissingError(
                 f"{self.repo} lacks a file that a Qwen2 model needs: {_first_line(error)}"
             ) from error
-        except (
-            Exception
-        ) as error:  # sockets, TLS, HTTP statuses, broken answers: whatever it is, the hub gave nothing
-            if isinstance(error, OSError) and error.errno in DISK_FULL:
+        except NETWORK as error:
+            raise UnreachableError(f"{hub} gave no usable answer ({_first_line(error)})") from error
+        except OSError as error:
+            if error.errno is not None:  # this machine's: its disk, its permissions
                 raise
             raise UnreachableError(f"{hub} gave no usable answer ({_first_line(error)})") from error
-
-
-class _NoBar(tqdm):  # type: ignore[type-arg]
-    """The bar of a download where none is to be seen."""
-
-    def __init__(self, *args: object, **options: object) -> None:
-        options["disable"] = True
-        options.pop("name", None)
-        super().__init__(*args, **options)  # type: ignore[call-overload]
 
 
 def _within(seconds: float, ask: Callable[[], T]) -> T:

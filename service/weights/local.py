@@ -1,6 +1,8 @@
 """Models that are on this machine already: a folder of safetensors, or a GGUF file."""
 
 import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,8 @@ from typing import Any
 from service.weights.checks import check_folder
 from service.weights.errors import NotFetchedError
 from service.weights.store import (
-    ModelFiles,
     Progress,
+    StoredModel,
     exclusive,
     find_converted,
     read_record,
@@ -26,33 +28,36 @@ class LocalFolder:
 
     path: Path
 
-    def locate(self, cache: Path) -> ModelFiles:
-        """Check the folder; the hash is the one that fetch stored, if the weights are unchanged since."""
-        weights = check_folder(self.path, self.path.name)
+    def locate(self, cache: Path) -> StoredModel:
+        """Find the hash that fetch stored when it checked the folder: it counts while no file has changed."""
         record = read_record(record_path(cache, str(self.path)), "sha256", "files")
-        return ModelFiles(
-            requested=str(self.path),
+        if record is None or record["files"] != self._stamps():
+            raise NotFetchedError(
+                f"{self.path.name} is not checked yet, or has changed; run: attention-service fetch-weights"
+            )
+        return StoredModel(
             id=self.path.name,
             folder=self.path,
             revision=None,
-            sha256=record["sha256"] if record is not None and record["files"] == _stamps(weights) else None,
+            sha256=record["sha256"],
             variant=variant_of(self.path.name),
             quantization=None,
-            fallback=None,
         )
 
-    def fetch(self, cache: Path, progress: Progress) -> ModelFiles:
+    def fetch(self, cache: Path, progress: Progress) -> StoredModel:
         """Check the folder and store the SHA-256 of its weights (of several files: of their hashes)."""
+        stamps = self._stamps()  # taken first: a change from here on makes the record worthless
         weights = check_folder(self.path, self.path.name)
-        stamps = _stamps(weights)
-        if self.locate(cache).sha256 is None:
-            with progress.bar(
-                f"hashing {self.path.name}", sum(path.stat().st_size for path in weights)
-            ) as bar:
-                hashes = [sha256_of(path, bar) for path in sorted(weights)]
-            whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-            write_record(record_path(cache, str(self.path)), {"sha256": whole, "files": stamps})
+        with suppress(NotFetchedError):
+            return self.locate(cache)
+        with progress.bar(f"hashing {self.path.name}", sum(path.stat().st_size for path in weights)) as bar:
+            hashes = [sha256_of(path, bar) for path in sorted(weights)]
+        whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+        write_record(record_path(cache, str(self.path)), {"sha256": whole, "files": stamps})
         return self.locate(cache)
+
+    def _stamps(self) -> list[dict[str, Any]]:
+        return _stamps(path for path in self.path.iterdir() if path.suffix in (".json", ".safetensors"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class GgufFile:
 
     path: Path
 
-    def locate(self, cache: Path) -> ModelFiles:
+    def locate(self, cache: Path) -> StoredModel:
         """Find the conversion of this very file, known by its size and time of change."""
         record = read_record(record_path(cache, str(self.path)), "sha256", "files")
         if record is None or record["files"] != _stamps([self.path]):
@@ -75,7 +80,7 @@ class GgufFile:
             )
         return found
 
-    def fetch(self, cache: Path, progress: Progress) -> ModelFiles:
+    def fetch(self, cache: Path, progress: Progress) -> StoredModel:
         """Hash the file and convert it, unless that has been done."""
         from service.weights.gguf import convert  # brings torch, which finding a model does not need
 
@@ -89,9 +94,9 @@ class GgufFile:
         return self.locate(cache)
 
 
-def _stamps(paths: list[Path]) -> list[dict[str, Any]]:
+def _stamps(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Tell a changed file without reading it."""
     return [
         {"name": path.name, "bytes": path.stat().st_size, "modified_ns": path.stat().st_mtime_ns}
-        for path in paths
+        for path in sorted(paths)
     ]

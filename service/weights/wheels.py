@@ -21,8 +21,8 @@ from tqdm import tqdm
 from service.weights.errors import ChecksumError, MissingError, NotFetchedError
 from service.weights.store import (
     CHUNK_BYTES,
-    ModelFiles,
     Progress,
+    StoredModel,
     exclusive,
     find_converted,
     require_space,
@@ -45,14 +45,14 @@ class WheelModel:
     gguf_sha256: str
     converted_bytes: int  # in float32, about
 
-    def locate(self, cache: Path) -> ModelFiles:
+    def locate(self, cache: Path) -> StoredModel:
         """Find the model in the cache."""
         found = find_converted(cache, self.id, self.gguf_sha256)
         if found is None:
             raise NotFetchedError(f"{self.id} is not in {cache}; run: attention-service fetch-weights")
         return found
 
-    def fetch(self, cache: Path, progress: Progress, download: Download | None = None) -> ModelFiles:
+    def fetch(self, cache: Path, progress: Progress, download: Download | None = None) -> StoredModel:
         """Download, join, check and convert; what an interrupted fetch has downloaded whole is used again."""
         with exclusive(cache, self.id, progress):
             downloads = cache / "downloads" / slug(self.id)
@@ -85,7 +85,7 @@ class WheelModel:
         require_space(downloads, self.gguf_bytes + max(self.wheel_bytes, self.converted_bytes) - kept_bytes)
 
     def _download(self, downloads: Path, progress: Progress, download: Download) -> None:
-        with progress.bar(f"downloading {self.id}", self.wheel_bytes) as bar:
+        with progress.bar("downloading the wheels", self.wheel_bytes) as bar:
             for part, requirement in enumerate(self.requirements):
                 before, target = bar.n, self._wheel(downloads, part)
                 if not target.exists():

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FOREIGN_VARIABLES = {"HF_ENDPOINT", "PIP_INDEX_URL"}  # read by huggingface_hub and pip, not by us
+FOREIGN_VARIABLES = {"HF_ENDPOINT", "HF_TOKEN", "PIP_INDEX_URL"}  # read by huggingface_hub and pip, not by us
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -126,6 +126,15 @@ def test_every_attention_variable_is_a_setting() -> None:
     assert "ATTENTION_MODEL" in in_compose
     assert in_image <= setting_variables()
     assert in_compose - FOREIGN_VARIABLES <= setting_variables()
+
+
+def test_every_variable_of_the_hub_that_the_readme_offers_reaches_the_fetch() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    offered = set(re.findall(r"`(HF_\w+)`", readme))
+    assert "HF_TOKEN" in offered
+    # set by the image
+    assert offered <= services()["weights"]["environment"].keys() | image_environment().keys()
+    assert not {"HF_TOKEN"} & services()["attention"]["environment"].keys()  # it never asks the hub
 
 
 def test_the_image_runs_as_a_numbered_user_who_owns_the_volume() -> None:

@@ -119,7 +119,11 @@ def free_port() -> int:
 def serving(folder: Path, **settings: object) -> Iterator[Server]:
     """`attention-service serve` as a user starts it, ended by the signal an orchestrator sends."""
     port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ATTENTION_") or name == "ATTENTION_CACHE"
+    }
     environment |= {"HOST": "127.0.0.1", "PORT": str(port), "ATTENTION_MODEL": MODEL}
     environment |= {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
     log = folder / f"server-{port}.log"

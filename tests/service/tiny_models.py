@@ -2,6 +2,7 @@
 
 import hashlib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,28 +37,40 @@ def write_gguf(
     architecture: str = "qwen2",
     tied: bool = False,
     extra: dict[str, npt.NDArray[np.float32]] | None = None,
+    hidden: int = HIDDEN,
+    heads: int = HEADS,
+    layers: int = LAYERS,
+    pieces: Sequence[str] = PIECES,
+    kinds: Sequence[TokenType] = KINDS,
+    merges: Sequence[str] = MERGES,
+    bos: int = END,
+    eos: int = IM_END,
+    pad: int = END,
 ) -> None:
-    """Write a GGUF with quantised matrices; the output matrix differs from the embedding unless `tied`."""
+    """Write a GGUF with quantised matrices; the output matrix differs from the embedding unless `tied`.
+
+    The later arguments are what the file says, true or not; its tensors stay the same.
+    """
     random = np.random.default_rng(7)
     writer = GGUFWriter(path, architecture)
     writer.add_name("Tiny Qwen2.5 Coder 0.5B Instruct")
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_context_length(131)
-    writer.add_embedding_length(HIDDEN)
+    writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(FEED_FORWARD)
-    writer.add_head_count(HEADS)
+    writer.add_head_count(heads)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(PIECES)
-    writer.add_token_types(KINDS)
-    writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(END)
-    writer.add_eos_token_id(IM_END)
-    writer.add_pad_token_id(END)
+    writer.add_token_list(pieces)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(bos)
+    writer.add_eos_token_id(eos)
+    writer.add_pad_token_id(pad)
     writer.add_chat_template(CHAT_TEMPLATE)
 
     def matrix(

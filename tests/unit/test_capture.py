@@ -223,7 +223,7 @@ def test_models_that_would_be_read_wrongly_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="sliding"):
         AttentionReader(windowed)
     with pytest.raises(UnsupportedModelError, match="training"):
-        AttentionReader(tiny_backbone().train())
+        AttentionReader(tiny_backbone().train()).read([TEXT], ALL, lambda rows: None)
     config = MistralConfig(
         vocab_size=31, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
     )

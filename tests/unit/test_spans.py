@@ -195,11 +195,11 @@ def test_an_occurrence_is_found_where_no_word_character_touches_its_edges(text: 
             "no occurrence -1: it occurs 1 time, at 4..7",
         ),
         ({"span_text": "ca"}, "span_not_found", "only inside a longer word, first at 4..6"),
-        ({"span_text": "dog"}, "span_not_found", '"dog" is not in the text'),
+        ({"span_text": "dog"}, "span_not_found", "is not in the text"),
         (
             {"span_text": "The", "start": 4, "end": 7},
             "span_text_mismatch",
-            'expected "The" at 4..7, found "cat"',
+            'is not what stands at 4..7: "cat"',
         ),
         ({"start": -1, "end": 2}, "span_out_of_range", "-1..2 is outside the text, whose 12 code points"),
         ({"start": 5, "end": 4}, "empty_span", "end must be greater"),
