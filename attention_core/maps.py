@@ -63,8 +63,9 @@ def merge_words(
         W[u,v] = mean over tokens i of u of sum over tokens j of v of A[i,j]
 
     where `weights` is [..., query, key] over all tokens and `words` lists each word's token indices; the result is
-    [..., word, word]. Sum TO a word, mean FROM a word: rows that sum to 1 still do. Where a map comes in parts, `queries`
-    names the rows of one part; the parts' results add up to the whole map's, and a word without rows is zeros.
+    [..., word, word]. Sum TO a word, mean FROM a word: rows that sum to 1 still do. Where a map comes in parts,
+    `queries` names the rows of one part; the parts' results add up to the whole map's, and a word without rows is
+    zeros.
 
     Raises ShapeError unless the words share out all tokens, and `queries` names every row.
     Source: Clark et al. 2019, "What Does BERT Look At?", section 4.1.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -20,20 +20,10 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise PydanticCustomError("empty_text", "The text is empty or only whitespace")
-    return text
+SENTENCE = "The cat sat on the mat because it was tired."  # of the examples
 
-
-Text = Annotated[
-    str,
-    AfterValidator(_not_blank),
-    Field(
-        description="Taken literally: special-token text is ordinary text.",
-        json_schema_extra={"minLength": 1},
-    ),
-]
+# That a text is not blank is checked together with its tokens, so that `on_error: skip` can pass over one that is.
+Text = Annotated[str, Field(description="Not blank.", json_schema_extra={"minLength": 1})]
 
 LONGEST_LIST = (
     10_000  # of anything in a request, whatever its own limit: a longer one is not even looked through
@@ -78,6 +68,39 @@ def one_of_required(*names: str) -> dict[str, Any]:
     return {"oneOf": [{"required": [name]} for name in names]}
 
 
+Offset = Annotated[int, Field(ge=0, le=100_000_000)]
+
+
+class SpanRequest(Request):
+    """Where in the text: `{start, end}`, `{text}` where it occurs once as a whole word, or `{text, occurrence}`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": ["start", "end"]}, {"required": ["text"]}],
+            "examples": [{"text": "cat"}, {"text": "cat", "occurrence": 0}, {"start": 4, "end": 7}],
+        }
+    )
+
+    start: Offset | None = Field(None, description="First code point.")
+    end: Offset | None = Field(None, description="Code point after the last.")
+    text: str | None = Field(
+        None, description="Must occur exactly once, unless `occurrence` or offsets say where."
+    )
+    occurrence: Offset | None = Field(None, description="Which occurrence of `text`, from 0.")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.start is None) != (self.end is None):
+            raise PydanticCustomError("missing_field", "A span with start needs end, and the other way round")
+        if self.start is None and self.text is None:
+            raise PydanticCustomError("missing_field", "A span needs start and end, or text")
+        if self.start is not None and self.occurrence is not None:
+            raise PydanticCustomError(
+                "incompatible_options", "Occurrence goes with text, not with start and end"
+            )
+        return self
+
+
 class Versions(Answer):
     """What computed the answer."""
 
@@ -110,9 +133,11 @@ class TokenInfo(Answer):
         description="The text from `start` to `end`; a piece of a character shows the whole character."
     )
     raw: str = Field(description="The vocabulary's piece.")
-    start: int
-    end: int
+    start: int | None = Field(description="Null where the tokens were given as ids.")
+    end: int | None
     word: int = Field(description="Index into `words`.")
+    special: bool | None = Field(None, description="True on special tokens, else absent.")
+    segment: int | None = Field(None, description="0 or 1 in a sentence pair, else absent.")
 
 
 class WordInfo(Answer):
@@ -120,9 +145,10 @@ class WordInfo(Answer):
 
     index: int
     text: str
-    start: int
-    end: int
+    start: int | None = Field(description="Null where the tokens were given as ids.")
+    end: int | None
     tokens: list[int]
+    segment: int | None = Field(None, description="0 or 1 in a sentence pair, else absent.")
 
 
 class Warning(Answer):

@@ -7,14 +7,15 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.schemas.attention import SENTENCE
 from service.schemas.common import (
     LONGEST_LIST,
+    SENTENCE,
     Answer,
     Head,
     Layer,
     ModelInfo,
     Request,
+    SpanRequest,
     Text,
     TokenInfo,
     Warning,
@@ -22,44 +23,11 @@ from service.schemas.common import (
     list_or,
 )
 
-Offset = Annotated[int, Field(ge=0, le=100_000_000)]
-
-
 Pairs = Annotated[
     Annotated[list[tuple[Layer, Head]], Field(min_length=1, max_length=LONGEST_LIST), Tag("list")]
     | Annotated[Literal["all"], Tag("all")],
     list_or("all"),
 ]
-
-
-class SpanRequest(Request):
-    """Where in the text: `{start, end}`, `{text}` where it occurs once as a whole word, or `{text, occurrence}`."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [{"required": ["start", "end"]}, {"required": ["text"]}],
-            "examples": [{"text": "cat"}, {"text": "cat", "occurrence": 0}, {"start": 4, "end": 7}],
-        }
-    )
-
-    start: Offset | None = Field(None, description="First code point.")
-    end: Offset | None = Field(None, description="Code point after the last.")
-    text: str | None = Field(
-        None, description="Must occur exactly once, unless `occurrence` or offsets say where."
-    )
-    occurrence: Offset | None = Field(None, description="Which occurrence of `text`, from 0.")
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if (self.start is None) != (self.end is None):
-            raise PydanticCustomError("missing_field", "A span with start needs end, and the other way round")
-        if self.start is None and self.text is None:
-            raise PydanticCustomError("missing_field", "A span needs start and end, or text")
-        if self.start is not None and self.occurrence is not None:
-            raise PydanticCustomError(
-                "incompatible_options", "Occurrence goes with text, not with start and end"
-            )
-        return self
 
 
 Candidates = Annotated[list[SpanRequest], Field(max_length=100)]

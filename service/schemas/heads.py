@@ -8,8 +8,8 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from attention_core.heads import SCORES
-from service.schemas.attention import SENTENCE
-from service.schemas.common import Answer, Heads, Layers, ModelInfo, Request, Text, Warning
+from service.schemas.attention import Input
+from service.schemas.common import SENTENCE, Answer, Heads, Layers, ModelInfo, Request, Text, Warning
 
 
 def _known_score(name: str) -> str:
@@ -49,9 +49,9 @@ class HeadsRequest(Request):
     )
 
     @property
-    def inputs(self) -> list[tuple[str, str]]:
-        """(JSON Pointer, text) of the text."""
-        return [("/text", self.text)]
+    def inputs(self) -> list[Input]:
+        """The text that is asked about."""
+        return [Input("/text", self.text)]
 
 
 class LabelCount(Answer):
