@@ -1,5 +1,6 @@
 """A model from the Hugging Face hub (or a mirror of it), through huggingface_hub and its cache."""
 
+import errno
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -203,8 +204,10 @@ class HubModel:
             ) from error
         except NETWORK as error:
             raise UnreachableError(f"{hub} gave no usable answer ({_first_line(error)})") from error
-        except OSError as error:
-            if error.errno is not None:  # this machine's: its disk, its permissions
+        except (OSError, RuntimeError) as error:
+            if "No space left" in str(error):  # hf_xet, the hub's downloader, says everything as RuntimeError
+                raise OSError(errno.ENOSPC, str(error)) from error
+            if isinstance(error, OSError) and error.errno is not None:  # this machine's: disk, permissions
                 raise
             raise UnreachableError(f"{hub} gave no usable answer ({_first_line(error)})") from error
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -26,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from service import weights
 from service.weights import gguf as conversion
+from service.weights import hub as hub_source
 from service.weights.checks import check_config
 from service.weights.store import Progress
 from service.weights.wheels import WHEEL_MODELS, WheelModel, _bytes_under
@@ -718,6 +720,33 @@ class TestHub:
         for command in ("locate", "fetch"):
             assert json.loads(run(command, "auto").stdout.splitlines()[-1]) == facts
         assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionResetError(errno.ECONNRESET, "reset"), weights.UnreachableError),
+        (LocalEntryNotFoundError("the hub did not answer"), weights.UnreachableError),
+        (OSError("Consistency check failed: file should be of size 7"), weights.UnreachableError),
+        (RuntimeError("Data processing error: CAS service error"), weights.UnreachableError),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), weights.DiskFullError),
+        (OSError(errno.ENOSPC, "No space left on device"), weights.DiskFullError),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "/file/hf"), weights.WeightsError),
+        (PermissionError(errno.EACCES, "Permission denied", "/hf"), weights.WeightsError),
+        (TypeError("a mistake of ours"), TypeError),
+    ],
+    ids=str,
+)
+def test_only_what_the_network_did_is_laid_at_the_hubs_door(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(hub_source, "get_hf_file_metadata", fail)
+    with pytest.raises(kind) as raised:
+        weights.fetch(REPO, cache, progress=False)
+    assert type(raised.value) is kind
 
 
 RUN = """
