@@ -19,9 +19,10 @@ from typing import Literal
 
 import torch
 
-from attention_core.capture import Rows
+from attention_core.capture import Rows, Weighting
 from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
+from service.schemas.attention import Input
 from service.settings import Limits
 from service.texts import TokenizedText
 
@@ -115,7 +116,7 @@ class Engine:
         self._state = "draining"
 
     @contextlib.contextmanager
-    def admit(self) -> Iterator[Session]:
+    def admit(self, max_elements: int | None = None) -> Iterator[Session]:
         """Take one of the places in flight, for one request, from acceptance to serialised answer.
 
         Raises NotReadyError, or OverloadedError within microseconds when all places are taken.
@@ -136,7 +137,10 @@ class Engine:
                     )
             self._in_flight += 1
         try:
-            yield Session(self, model, self.limits, time.monotonic() + self.limits.deadline_seconds)
+            deadline = time.monotonic() + self.limits.deadline_seconds
+            yield Session(
+                self, model, self.limits, deadline, max_elements or self.limits.max_response_elements
+            )
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -199,6 +203,7 @@ class Session:
     model: LoadedModel
     limits: Limits
     deadline: float
+    max_elements: int  # of the answer, in the format it will be sent in
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
 
     @property
@@ -206,10 +211,10 @@ class Session:
         """The limit, or the model's own where that is lower."""
         return min(self.limits.max_tokens_per_text, self.model.max_tokens)
 
-    def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
-        """Tokenise literally, in the caller's thread."""
+    def tokenize(self, one: Input, *, parse_special: bool) -> TokenizedText:
+        """The tokens of one input, in the caller's thread."""
         started = time.monotonic()
-        tokenized = self.model.tokenize(texts, at_most=self.max_tokens_per_text)
+        tokenized = self.model.tokenize(one, parse_special=parse_special, at_most=self.max_tokens_per_text)
         self._took("tok", time.monotonic() - started)
         return tokenized
 
@@ -220,11 +225,14 @@ class Session:
         consume: Callable[[Rows], None],
         *,
         queries: Sequence[Sequence[int]] | None = None,
+        weighting: Weighting = "attention",
     ) -> None:
         """`AttentionReader.read` in the inference thread, bounded by the request's deadline."""
 
         def call(check: Callable[[int], None]) -> None:
-            self.model.reader.read(sequences, heads, consume, queries=queries, before_layer=check)
+            self.model.reader.read(
+                sequences, heads, consume, queries=queries, weighting=weighting, before_layer=check
+            )
 
         waited, ran = self.engine.run(call, self.deadline)
         self._took("queue", waited)

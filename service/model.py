@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModel
 
 from attention_core.capture import AttentionReader, Rows
+from attention_core.errors import OutOfRangeError
+from service.schemas.attention import Input
 from service.settings import Settings, granted_cpus
 from service.texts import TextTokenizer, TokenizedText
 from service.weights import ModelFiles, locate
@@ -26,9 +26,24 @@ class LoadedModel:
     max_tokens: int  # the model's own maximum
     provenance: dict[str, object]
 
-    def tokenize(self, texts: Sequence[str], *, at_most: int | None = None) -> list[TokenizedText]:
-        """Tokenise each text literally; of one clearly longer than `at_most` tokens only the beginning."""
-        return [self.tokenizer.tokenize(text, at_most=at_most) for text in texts]
+    def tokenize(
+        self, one: Input, *, parse_special: bool = False, at_most: int | None = None
+    ) -> TokenizedText:
+        """The tokens of one input; of a text clearly longer than `at_most` tokens only the beginning's.
+
+        Raises OutOfRangeError for an id outside the vocabulary, ChatTemplateError for messages that do not fit.
+        """
+        if one.token_ids is not None:
+            for place, token_id in enumerate(one.token_ids):
+                if token_id >= self.reader.vocabulary:
+                    raise OutOfRangeError(f"token_ids/{place}", index=token_id, size=self.reader.vocabulary)
+            return self.tokenizer.from_ids(one.token_ids)
+        if one.messages is not None:
+            return self.tokenizer.from_messages(one.messages)
+        text = one.text or ""
+        if one.text_pair is not None:
+            return self.tokenizer.tokenize_pair(text, one.text_pair, parse_special=parse_special)
+        return self.tokenizer.tokenize(text, parse_special=parse_special, at_most=at_most)
 
 
 def load_model(settings: Settings) -> LoadedModel:
@@ -70,7 +85,7 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
             "transformers": transformers.__version__,
         },
     }
-    tokenizer = TextTokenizer.from_file(Path(files.folder) / "tokenizer.json")
+    tokenizer = TextTokenizer.from_folder(files.folder)
     return LoadedModel(reader, tokenizer, backbone.config.max_position_embeddings, provenance)
 
 

@@ -357,7 +357,7 @@ def _of_the_model(model: LoadedModel) -> list[Claim]:
     ]
     if (layers, heads) != (24, 14):
         return claims
-    words = [token.text for token in model.tokenize([SENTENCE])[0].tokens]
+    words = [token.text for token in model.tokenizer.tokenize(SENTENCE).tokens]
     previous = maps[PREVIOUS_TOKEN_HEAD].diagonal(-1).mean().item()
     pronoun = maps[PRONOUN_HEAD][words.index("it"), words.index("cat")].item()
     easy, control = _sentences(model, "easy.jsonl"), _sentences(model, "control.jsonl")
@@ -373,7 +373,7 @@ def _of_the_model(model: LoadedModel) -> list[Claim]:
 def _all_maps(model: LoadedModel) -> torch.Tensor:
     """[layer, head, query, key] of the article's sentence."""
     reader = model.reader
-    ids = model.tokenize([SENTENCE])[0].ids
+    ids = model.tokenizer.tokenize(SENTENCE).ids
     maps = torch.zeros(reader.layers, reader.heads, len(ids), len(ids))
 
     def keep(rows: Rows) -> None:
@@ -387,7 +387,7 @@ def _sentences(model: LoadedModel, file: str) -> tuple[float, str]:
     """The share of a packaged file's sentences that the pronoun head gets right, and in words."""
     lines = resources.files("service").joinpath("data", file).read_text(encoding="utf-8").splitlines()
     items = [json.loads(line) for line in lines]
-    texts = model.tokenize([item["text"] for item in items])
+    texts = [model.tokenizer.tokenize(item["text"]) for item in items]
     questions = []
     for item, text in zip(items, texts, strict=True):
         pronoun, *candidates = (

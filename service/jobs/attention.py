@@ -1,58 +1,222 @@
-"""Attention maps, and the tokens they are about."""
+"""Attention maps in every view, and the tokens they are about."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
 import numpy as np
+import torch
 
 from attention_core.capture import Rows
+from attention_core.maps import Aggregation, drop_first_token, largest, merge_words
+from attention_core.spans import SpanError, resolve_span
 from service.engine import Session
-from service.jobs.common import check_elements, choose, describe, tokenize
+from service.errors import InvalidRequestError
+from service.jobs.common import (
+    all_or_raise,
+    check_elements,
+    choose,
+    describe,
+    sentence,
+    skipped,
+    tokenize,
+)
 from service.schemas.attention import AttentionRequest, TokenizeRequest
+from service.texts import TokenizedText
 
 
 def tokens(request: TokenizeRequest, session: Session) -> dict[str, object]:
     """The tokens of each text."""
-    return {
-        "model": session.model.provenance,
-        "results": [describe(text) for text in tokenize(session, request.inputs)],
-    }
+    found = tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
+    if request.on_error == "fail":
+        all_or_raise(found)
+    results = [skipped(one) if isinstance(one, InvalidRequestError) else describe(one) for one in found]
+    return {"model": session.model.provenance, "results": results}
 
 
 def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
-    """The attention maps of the chosen layers and heads, of each text."""
-    texts = tokenize(session, request.inputs)
+    """The attention maps of the chosen layers and heads, of each text, in the chosen view."""
     heads = choose(session, request.layers, request.heads)
-    per_layer = len(next(iter(heads.values())))
-    maps_per_text = len(heads) * per_layer
+    found = tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
+    if request.on_error == "fail":
+        all_or_raise(found)
+    chosen = [one if isinstance(one, InvalidRequestError) else _rows(request, one) for one in found]
+    if request.on_error == "fail":
+        all_or_raise([one for one in chosen if isinstance(one, InvalidRequestError)])
+    views = [
+        _View(request, text, rows, heads)
+        for text, rows in zip(found, chosen, strict=True)
+        if isinstance(text, TokenizedText) and not isinstance(rows, InvalidRequestError)
+    ]
     check_elements(
-        maps_per_text * sum(len(text) ** 2 for text in texts),
-        session.limits.max_response_elements,
-        f"{maps_per_text} maps of each text",
-        "layers, heads or texts",
+        sum(view.elements for view in views),
+        session.max_elements,
+        f"{1 if request.aggregate != 'none' else sum(map(len, heads.values()))} maps of each text",
+        "layers, heads, queries or texts, or for top_k",
     )
-
-    # One array a text, zeros above the diagonal; [layer, head, query, key]
-    weights = [np.zeros((len(heads), per_layer, len(text), len(text)), dtype=np.float32) for text in texts]
-    place = {layer: index for index, layer in enumerate(heads)}
-
-    def keep(rows: Rows) -> None:
-        start, stop = rows.queries[0], rows.queries[-1] + 1
-        weights[rows.text][place[rows.layer], :, start:stop, :stop] = rows.weights.float().cpu().numpy()
-
-    session.read([text.ids for text in texts], heads, keep)
+    session.read(
+        [view.text.ids for view in views],
+        heads,
+        lambda rows: views[rows.text].add(rows),
+        queries=[view.token_rows for view in views],
+        weighting=request.weighting,
+    )
+    answered = iter(views)
     reader = session.model.reader
-    results = []
-    for text, array in zip(texts, weights, strict=True):
-        np.round(array, request.decimals, out=array)
-        maps_of_text = [
-            {
-                "layer": layer,
-                "head": head,
-                "kv_head": reader.kv_head(head),
-                "weights": array[place[layer], index],
-            }
-            for layer, layer_heads in heads.items()
-            for index, head in enumerate(layer_heads)
-        ]
-        results.append({**describe(text), "unit": "token", "maps": maps_of_text, "warnings": []})
+    results = [
+        skipped(rows) if isinstance(rows, InvalidRequestError) else next(answered).result(reader.kv_head)
+        for rows in chosen
+    ]
     return {"model": session.model.provenance, "results": results}
+
+
+def _rows(request: AttentionRequest, text: TokenizedText) -> list[int] | InvalidRequestError:
+    """The rows to return, in the request's unit."""
+    size = len(text) if request.unit == "token" else len(text.words)
+    if request.queries is None:
+        return list(range(size))
+    if isinstance(request.queries, list):
+        beyond = [place for place, row in enumerate(request.queries) if row >= size]
+        if beyond:
+            detail = f"The text's {request.unit}s are 0 to {size - 1}."
+            return InvalidRequestError.at(f"/queries/{beyond[0]}", "query_out_of_range", detail)
+        return sorted(set(request.queries))
+    if text.text_pair is not None or not text.has_offsets:
+        detail = "A span needs a single text with offsets; give row indices."
+        return InvalidRequestError.at("/queries", "incompatible_options", detail)
+    span = request.queries
+    try:
+        found = resolve_span(
+            text.text,
+            text.tokens,
+            start=span.start,
+            end=span.end,
+            span_text=span.text,
+            occurrence=span.occurrence,
+        )
+    except SpanError as error:
+        return InvalidRequestError.at("/queries", error.code, sentence(error))
+    if request.unit == "token":
+        return list(found.token_indices)
+    return sorted({text.tokens[index].word for index in found.token_indices})
+
+
+class _View:
+    """One text's maps, put together from the rows that arrive, in the request's view.
+
+    A layer's rows are reduced as they come: only what the answer holds, and one layer's maps in between, is kept.
+    """
+
+    def __init__(
+        self,
+        request: AttentionRequest,
+        text: TokenizedText,
+        rows: Sequence[int],
+        heads: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.request, self.text, self.rows, self.heads = request, text, rows, heads
+        by_word = request.unit == "word"
+        self.words = [word.tokens for word in text.words] if by_word else []
+        self.size = len(text.words) if by_word else len(text)
+        self.aggregated = request.aggregate != "none"
+        # A rollout goes through every row; otherwise only the tokens of the rows asked for are read.
+        needed = range(self.size) if request.aggregate == "rollout" else rows
+        self.token_rows = (
+            sorted(token for row in needed for token in self.words[row]) if by_word else list(needed)
+        )
+        self.needed = list(needed)
+        self.place = {row: place for place, row in enumerate(self.needed)}
+        self.maps: dict[int, torch.Tensor] = {}  # by layer, where not aggregated; each [head, row, key]
+        self.aggregation = Aggregation(request.aggregate) if request.aggregate != "none" else None
+        self.layer = torch.zeros(0)
+        self.emptied = 0
+
+    @property
+    def elements(self) -> int:
+        """How many numbers the answer will hold."""
+        maps = 1 if self.aggregated else sum(map(len, self.heads.values()))
+        return maps * len(self.rows) * min(self.size, self.request.top_k or self.size)
+
+    def add(self, block: Rows) -> None:
+        """Take the next rows of a layer."""
+        weights = block.weights.float().cpu()  # [head, query, key]
+        if block.queries[0] == self.token_rows[0]:
+            heads = 1 if self._early() else len(weights)
+            empty = float("nan") if self.request.weighting == "scores" else 0.0
+            self.layer = torch.full((heads, len(self.needed), self.size), empty)
+        if self.request.first_token == "drop":
+            fill = "identity" if self.request.aggregate == "rollout" else "zeros"
+            dropped = drop_first_token(weights, block.queries, emptied=fill)  # type: ignore[arg-type]
+            weights, self.emptied = dropped.weights, self.emptied + int(dropped.emptied.sum())
+        if self._early():
+            weights = (weights.amax if self.request.aggregate == "max" else weights.mean)(0, keepdim=True)
+        if self.words:
+            padded = torch.zeros(*weights.shape[:2], len(self.text))
+            padded[..., : weights.shape[2]] = weights
+            self.layer += merge_words(padded, self.words, block.queries)[:, self.needed]
+        else:
+            first = self.place[block.queries[0]]
+            self.layer[:, first : first + len(block.queries), : weights.shape[2]] = weights
+        if block.queries[-1] == self.token_rows[-1]:
+            self._finish_layer(block.layer)
+
+    def _early(self) -> bool:
+        """Whether heads can be joined row by row: a mean always, a maximum unless words are averaged after it."""
+        return self.request.aggregate in ("mean", "rollout") or (
+            self.request.aggregate == "max" and not self.words
+        )
+
+    def _finish_layer(self, layer: int) -> None:
+        if self.aggregation is None:
+            self.maps[layer] = self.layer
+        else:
+            self.aggregation.add(self.layer)
+
+    def result(self, kv_head: Callable[[int], int]) -> dict[str, object]:
+        """The text's part of the answer."""
+        request = self.request
+        if self.aggregation is not None:
+            whole = self.aggregation.finish()
+            rows = whole[[self.place[row] for row in self.rows]]
+            maps: list[dict[str, object]] = [{"aggregate": request.aggregate, **self._shown(rows)}]
+        else:
+            maps = [
+                {
+                    "layer": layer,
+                    "head": head,
+                    "kv_head": kv_head(head),
+                    **self._shown(self.maps[layer][place]),
+                }
+                for layer, heads in self.heads.items()
+                for place, head in enumerate(heads)
+            ]
+        result = {**describe(self.text), "unit": request.unit, "maps": maps, "warnings": self._warnings()}
+        return result if request.queries is None else {**result, "queries": list(self.rows)}
+
+    def _shown(self, weights: torch.Tensor) -> dict[str, object]:
+        """`weights`, or `top`, of one map [row, key]."""
+        decimals = self.request.decimals
+        if self.request.top_k is None:
+            return {"weights": np.round(weights.numpy(), decimals)}
+        top = [largest(row, self.request.top_k) for row in weights]
+        return {
+            "top": [[{**asdict(one), "weight": round(one.weight, decimals)} for one in row] for row in top]
+        }
+
+    def _warnings(self) -> list[dict[str, str]]:
+        found = []
+        if self.emptied:
+            message = f"{self.emptied} rows of the layers read had attention for the first token only; "
+            message += (
+                "they are zeros" if self.request.aggregate != "rollout" else "they pass on what they had"
+            )
+            found.append({"code": "emptied_rows", "message": message})
+        if self.request.aggregate == "max":
+            found.append(
+                {
+                    "code": "rows_exceed_one",
+                    "message": "the largest weights of many heads: rows do not sum to 1",
+                }
+            )
+        return found

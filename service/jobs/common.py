@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from attention_core.errors import OutOfRangeError
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError, TooLargeError
+from service.schemas.attention import Input
 from service.settings import Limits
-from service.texts import TokenizedText
+from service.texts import ChatTemplateError, TokenizedText
 
 
 def check_count(count: int, limits: Limits) -> None:
@@ -21,20 +23,67 @@ def check_count(count: int, limits: Limits) -> None:
         )
 
 
-def tokenize(session: Session, inputs: Sequence[tuple[str, str]]) -> list[TokenizedText]:
-    """Tokenise (pointer, text) pairs; raises `text_too_long` where a text, or all of them, are over the limit."""
-    texts = session.tokenize([text for _, text in inputs])
-    limit = session.max_tokens_per_text
-    for (pointer, _), text in zip(inputs, texts, strict=True):
-        if len(text) > limit:
-            detail = f"The text has {'' if text.whole else 'at least '}{len(text)} tokens; at most {limit} are read."
-            raise InvalidRequestError.at(pointer, "text_too_long", detail, limit=limit, actual=len(text))
-    total, limit = sum(map(len, texts)), session.limits.max_tokens_per_request
+def tokenize(
+    session: Session, inputs: Sequence[Input], *, parse_special: bool = False
+) -> list[TokenizedText | InvalidRequestError]:
+    """Each input's tokens, or in its place why it cannot be read: `empty_text`, `text_too_long`, and the like.
+
+    Raises `text_too_long` where all together are over the limit.
+    """
+    found = [_tokenize(session, one, parse_special) for one in inputs]
+    total, limit = sum(len(one) for one in texts_of(found)), session.limits.max_tokens_per_request
     if total > limit:
-        pointer = inputs[0][0].split("/")[1]  # of a list: /texts, or /items
+        pointer = inputs[0].pointer.split("/")[1]  # of a list: /texts, or /items
         detail = f"The texts have {total} tokens together; a request holds at most {limit}."
         raise InvalidRequestError.at(f"/{pointer}", "text_too_long", detail, limit=limit, actual=total)
-    return texts
+    return found
+
+
+def _tokenize(session: Session, one: Input, parse_special: bool) -> TokenizedText | InvalidRequestError:
+    for pointer, said in ((one.pointer, one.text), ("/text_pair", one.text_pair)):
+        if said is not None and not said.strip():
+            return InvalidRequestError.at(pointer, "empty_text", "The text is empty or only whitespace.")
+    try:
+        text = session.tokenize(one, parse_special=parse_special)
+    except OutOfRangeError as error:
+        pointer = f"/{error.what}"
+        detail = f"The vocabulary's ids are 0 to {error.size - 1}."
+        return InvalidRequestError.at(pointer, "out_of_range", detail)
+    except ChatTemplateError as error:
+        return InvalidRequestError.at(one.pointer, "incompatible_options", f"{sentence(error)}")
+    limit = session.max_tokens_per_text
+    if len(text) > limit:
+        detail = (
+            f"The text has {'' if text.whole else 'at least '}{len(text)} tokens; at most {limit} are read."
+        )
+        return InvalidRequestError.at(one.pointer, "text_too_long", detail, limit=limit, actual=len(text))
+    return text
+
+
+def sentence(error: Exception) -> str:
+    """A core error's message, as a sentence."""
+    message = str(error)
+    return f"{message[0].upper()}{message[1:]}."
+
+
+def texts_of(found: Sequence[TokenizedText | InvalidRequestError]) -> list[TokenizedText]:
+    """Those that can be read."""
+    return [one for one in found if isinstance(one, TokenizedText)]
+
+
+def all_or_raise(found: Sequence[TokenizedText | InvalidRequestError]) -> list[TokenizedText]:
+    """Every text, or the first reason why one cannot be read, raised with all others beside it."""
+    errors = [one for one in found if isinstance(one, InvalidRequestError)]
+    if errors:
+        first = errors[0]
+        every = [fault for error in errors for fault in error.errors]
+        raise InvalidRequestError(first.detail, errors=every, limit=first.limit, actual=first.actual)
+    return texts_of(found)
+
+
+def skipped(error: InvalidRequestError) -> dict[str, object]:
+    """What stands in a result's place where the request said `on_error: skip`."""
+    return {"error": asdict(error.errors[0])}
 
 
 def check_elements(actual: int, limit: int, what: str, narrow: str) -> None:
@@ -71,8 +120,17 @@ def check_indices(kind: str, indices: Sequence[int], size: int) -> None:
 
 def describe(text: TokenizedText) -> dict[str, object]:
     """The members `text`, `tokens` and `words` of a result."""
-    return {
-        "text": text.text,
-        "tokens": [asdict(token) for token in text.tokens],
-        "words": [asdict(word) for word in text.words],
-    }
+    described: dict[str, object] = {"text": text.text}
+    if text.text_pair is not None:
+        described["text_pair"] = text.text_pair
+    tokens = [asdict(token) for token in text.tokens]
+    words = [asdict(word) for word in text.words]
+    for index in text.special:
+        tokens[index]["special"] = True
+    for each, second in ((tokens, text.second_token), (words, text.second_word)):
+        for index, one in enumerate(each):
+            if not text.has_offsets:
+                one["start"] = one["end"] = None
+            if text.text_pair is not None:
+                one["segment"] = int(index >= (second or 0))
+    return {**described, "tokens": tokens, "words": words}

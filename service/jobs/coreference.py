@@ -10,8 +10,10 @@ from attention_core.coreference import CoreferenceError, HeadAnswer, Question, a
 from attention_core.spans import Span, SpanError, resolve_span
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
-from service.jobs.common import check_elements, tokenize
-from service.schemas.coreference import CoreferenceRequest, Item, SpanRequest
+from service.jobs.common import all_or_raise, check_elements, sentence, tokenize
+from service.schemas.attention import Input
+from service.schemas.common import SpanRequest
+from service.schemas.coreference import CoreferenceRequest, Item
 from service.texts import TokenizedText
 
 ARTICLE_HEADS = [(5, 5)]  # the pronoun head of the article; a number of the 24 x 14 models only
@@ -22,11 +24,11 @@ def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
     """The chosen heads' attention from each item's pronoun to its candidates; one row per head is read."""
     items = request.inputs
     heads = _choose(request, session)
-    texts = tokenize(session, [(f"{pointer}/text", item.text) for pointer, item in items])
+    texts = all_or_raise(tokenize(session, [Input(f"{pointer}/text", item.text) for pointer, item in items]))
     chosen = sum(map(len, heads.values()))
     check_elements(
         chosen * sum(len(item.candidates) for _, item in items),
-        session.limits.max_response_elements,
+        session.max_elements,
         f"{chosen} heads for every candidate",
         "heads, candidates or items",
     )
@@ -86,7 +88,7 @@ def _question(pointer: str, item: Item, text: TokenizedText) -> Question:
         place = "/gold" if error.code == "gold_out_of_range" else "/candidates"
         if error.index is not None:
             place += f"/{error.index}"
-        raise InvalidRequestError.at(f"{pointer}{place}", error.code, _sentence(error)) from None
+        raise InvalidRequestError.at(f"{pointer}{place}", error.code, sentence(error)) from None
 
 
 def _resolve(pointer: str, span: SpanRequest, text: TokenizedText) -> Span:
@@ -100,12 +102,7 @@ def _resolve(pointer: str, span: SpanRequest, text: TokenizedText) -> Span:
             occurrence=span.occurrence,
         )
     except SpanError as error:
-        raise InvalidRequestError.at(pointer, error.code, _sentence(error)) from None
-
-
-def _sentence(error: Exception) -> str:
-    message = str(error)
-    return f"{message[0].upper()}{message[1:]}."
+        raise InvalidRequestError.at(pointer, error.code, sentence(error)) from None
 
 
 def _result(text: TokenizedText, question: Question, answers: list[HeadAnswer]) -> dict[str, object]:

@@ -8,7 +8,7 @@ from attention_core.capture import Rows
 from attention_core.heads import SCORES, HeadScorer, LabelError, definitions, label, summarise, thresholds_of
 from service.engine import Session
 from service.errors import InvalidRequestError, pointer_of
-from service.jobs.common import choose, tokenize
+from service.jobs.common import all_or_raise, choose, tokenize
 from service.schemas.heads import HeadsRequest
 
 
@@ -23,7 +23,7 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
             place = ["labels", (request.labels or []).index(error.name)]
         detail = f"Must be one of {', '.join(SCORES)}."
         raise InvalidRequestError.at(pointer_of(place), error.code, detail) from None
-    (text,) = tokenize(session, request.inputs)
+    (text,) = all_or_raise(tokenize(session, request.inputs))
     heads = choose(session, request.layers, request.heads)
     scorer = HeadScorer(len(text), heads)
 

@@ -79,8 +79,8 @@ class HasInputs(Protocol):
     """A request about one or several texts."""
 
     @property
-    def inputs(self) -> Sequence[tuple[str, object]]:
-        """(JSON Pointer, text or item) of each."""
+    def inputs(self) -> Sequence[object]:
+        """Each text or item."""
         ...
 
 

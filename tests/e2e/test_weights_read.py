@@ -39,7 +39,7 @@ def eager(files: ModelFiles) -> Any:
 
 @pytest.fixture(scope="module")
 def ids(model: LoadedModel) -> list[list[int]]:
-    return [text.ids for text in model.tokenize(TEXTS)]
+    return [list(model.tokenizer.tokenize(text).ids) for text in TEXTS]
 
 
 def eager_maps(backbone: Any, ids: list[int]) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_single_and_batched_maps_are_as_exact_as_promised(
 
 def test_rope_reaches_the_pronoun_head(model: LoadedModel) -> None:
     """L5H5 it -> cat is 0.869; with a wrong rope_theta of 1e4 it would be 0.793."""
-    (text,) = model.tokenize([SENTENCE])
+    text = model.tokenizer.tokenize(SENTENCE)
     words = [token.text for token in text.tokens]
     row: list[torch.Tensor] = []
     model.reader.read(
@@ -105,7 +105,7 @@ def test_rope_reaches_the_pronoun_head(model: LoadedModel) -> None:
 
 
 def test_reading_all_layers_holds_one_layers_maps_not_twentyfour(model: LoadedModel) -> None:
-    (text,) = model.tokenize(["The cat sat on the mat. " * 140])
+    text = model.tokenizer.tokenize("The cat sat on the mat. " * 140)
     sums = torch.zeros(24, 14)
 
     def reduce(rows: Rows) -> None:
@@ -140,7 +140,7 @@ def _status(name: str) -> int:
 def test_tokens_and_offsets_are_those_of_the_cases(model: LoadedModel) -> None:
     for line in (CASES / "spans.jsonl").read_text(encoding="utf-8").splitlines():
         case = json.loads(line)
-        (text,) = model.tokenize([case["text"]])
+        text = model.tokenizer.tokenize(case["text"])
         assert [[token.id, token.start, token.end] for token in text.tokens] == case["tokens"], case["id"]
         for token in text.tokens:
             assert token.text == case["text"][token.start : token.end]
