@@ -62,6 +62,5 @@ def _maps(text: TextView) -> dict[str, npt.NDArray[Any]]:
 
 def _metadata(payload: Mapping[str, object]) -> bytes:
     results = cast(Sequence[Mapping[str, Any]], payload["results"])
-    return orjson.dumps(
-        payload | {"results": [{k: v for k, v in result.items() if k != "maps"} for result in results]}
-    )
+    without_maps = [{name: value for name, value in one.items() if name != "maps"} for one in results]
+    return orjson.dumps({**payload, "results": without_maps})

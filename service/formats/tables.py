@@ -114,7 +114,12 @@ def _defused(label: str) -> str:
     also start a new cell at a leading tab or line end.
     """
     start = next(
-        (char for char in unicodedata.normalize("NFKC", label) if not char.isspace() and not _invisible(char)), ""
+        (
+            char
+            for char in unicodedata.normalize("NFKC", label)
+            if not char.isspace() and not _invisible(char)
+        ),
+        "",
     )
     return f"'{label}" if label.startswith(("\t", "\r", "\n")) or start in {"=", "+", "-", "@"} else label
 

@@ -94,14 +94,17 @@ def visible(label: str) -> str:
     """
     if not label.strip(string.whitespace + _JOINERS):
         return "".join(_SYMBOLS.get(character) or code_point(character) for character in label)
-    circle = "◌" if unicodedata.category(label[0]).startswith("M") else ""  # what a mark without its letter sits on
+    circle = (
+        "◌" if unicodedata.category(label[0]).startswith("M") else ""
+    )  # what a mark without its letter sits on
     return circle + "".join(_shown(character) for character in label)
 
 
 def _shown(character: str) -> str:
     if character in "\n\r\t":
         return _SYMBOLS[character]
-    hidden = unicodedata.category(character) in {"Cc", "Cf", "Co", "Cn", "Zl", "Zp"}
+    category = unicodedata.category(character)
+    hidden = category.startswith("C") or category in {"Zl", "Zp"}
     return code_point(character) if hidden and character not in _JOINERS else character
 
 
