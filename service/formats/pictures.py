@@ -50,6 +50,7 @@ _FALLBACKS = (
     "Noto Sans Thai",
     "Loma",
     "Noto Sans Devanagari",
+    "Lohit Devanagari",
     "Noto Emoji",
     "Symbola",
     "Arial Unicode MS",
