@@ -1,0 +1,53 @@
+"""Maps as one HTML page that needs nothing else: from disk, in an iframe, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+import orjson
+
+from service.formats.views import text_views, visible
+
+MEDIA_TYPE = "text/html"  # sent with charset=utf-8
+# Sent as a header too; without frame-ancestors, since the page is meant for iframes
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def page(payload: Mapping[str, object]) -> bytes:
+    """One self-contained page: choose layer and head, point at a token or a cell, and see the weights.
+
+    The JSON answer stands in it whole, in `<script id="data" type="application/json">`, with null where there
+    is no number; each token and word has a member `label` besides, its text with control characters visible.
+    """
+    for _ in text_views(payload):  # refuses numbers that are not finite
+        pass
+    results = [_labelled(result) for result in cast(list[Mapping[str, Any]], payload["results"])]
+    data = orjson.dumps({**payload, "results": results}, option=orjson.OPT_SERIALIZE_NUMPY)
+    # Outside of strings JSON holds none of these characters; inside, the escape means the same
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character.encode(), b"\\u%04x" % ord(character))
+    before, after = _template()
+    return before + data + after
+
+
+def _labelled(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    labelled = {
+        name: [{**one, "label": visible(one["text"])} for one in result[name]]
+        for name in ("tokens", "words")
+        if name in result
+    }
+    return {**result, **labelled}
+
+
+@cache
+def _template() -> tuple[bytes, bytes]:
+    """The page before and after its data."""
+    html = files("service.formats").joinpath("page.html").read_text(encoding="utf-8")
+    before, after = html.replace("{{csp}}", CONTENT_SECURITY_POLICY).split("{{data}}")
+    return before.encode(), after.encode()

@@ -1,0 +1,152 @@
+"""The page, in a real browser, from disk and in an iframe, with no network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.formats.page import page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+TOKENS = ["The", "<b>", "\n", "it"]
+WEIGHTS = np.array(
+    [
+        [[1, 0, 0, 0], [0.25, 0.75, 0, 0], [0.5, 0.125, 0.375, 0], [0.006, 0.869, 0.111, 0.014]],
+        [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.75, 0.125, 0.125, 0], [0.625, 0.0625, 0.0625, 0.25]],
+    ],
+    dtype=np.float32,
+)  # [head, query, key]
+
+
+def answer() -> dict[str, Any]:
+    tokens = [
+        {"index": i, "id": i, "text": text, "raw": text, "start": i, "end": i + 1, "word": i}
+        for i, text in enumerate(TOKENS)
+    ]
+    maps = [{"layer": 5, "head": head, "kv_head": 0, "weights": WEIGHTS[i]} for i, head in enumerate((2, 7))]
+    common: dict[str, Any] = {"text": "x", "tokens": tokens, "words": [], "unit": "token", "warnings": []}
+    top = [[{"key": 0, "weight": 1.0}], [{"key": 0, "weight": 0.625}]]
+    return {
+        "model": {"id": "tiny", "dtype": "float32"},
+        "results": [
+            {**common, "maps": maps},
+            {"error": {"code": "text_too_long", "pointer": "/texts/1", "detail": "Too long."}},
+            {**common, "queries": [0, 3], "maps": [{"aggregate": "mean", "top": top}]},
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=["from disk", "in an iframe"])
+def view(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page's frame; no complaint on the console and no request but for the files is let through."""
+    (tmp_path / "page.html").write_bytes(page(answer()))
+    (tmp_path / "frame.html").write_text("<iframe src='page.html' width=400 height=600></iframe>")
+    tab = browser.new_page(viewport={"width": 420, "height": 640})
+    complaints: list[str] = []
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    requests: list[str] = []
+    tab.on("request", lambda request: requests.append(request.url))
+    framed = request.param == "in an iframe"
+    tab.goto((tmp_path / ("frame.html" if framed else "page.html")).as_uri())
+    yield tab.frames[-1]
+    tab.close()
+    assert complaints == []
+    assert [url.rsplit("/", 1)[1] for url in requests] == (["frame.html"] if framed else []) + ["page.html"]
+
+
+def readout(view: Any) -> dict[str, str]:
+    """{key label and index: weight} as it is read out."""
+    return {
+        item.query_selector("b").inner_text(): item.query_selector("span").get_attribute("title")
+        for item in view.query_selector_all("#readout li")
+    }
+
+
+def token(view: Any, index: int) -> Any:
+    return view.locator("#tokens button").nth(index)
+
+
+def test_pointing_at_a_token_shows_the_weights_of_its_row(view: Any) -> None:
+    assert view.locator("#tokens button").all_inner_texts() == ["The", "<b>", "↵", "it"]
+    token(view, 3).hover()
+    assert readout(view) == {"<b> 1": "0.869", "↵ 2": "0.111", "it 3": "0.014", "The 0": "0.006"}
+    token(view, 1).hover()
+    assert readout(view) == {"<b> 1": "0.75", "The 0": "0.25"}
+    strengths = [token(view, i).evaluate("node => node.style.backgroundColor") for i in range(4)]
+    assert strengths[1] != strengths[0]
+    assert strengths[2:] == ["", ""]  # tokens ahead have no weight
+
+
+def test_another_head_and_the_other_direction_can_be_chosen(view: Any) -> None:
+    token(view, 0).click()
+    view.select_option("#head", "7")
+    view.select_option("#direction", "to")
+    assert readout(view) == {"The 0": "1", "↵ 2": "0.75", "it 3": "0.625", "<b> 1": "0.5"}
+
+
+def test_it_works_with_the_keyboard_alone(view: Any) -> None:
+    token(view, 0).focus()
+    for key in ("End", "ArrowLeft"):
+        view.page.keyboard.press(key)
+    assert readout(view) == {"The 0": "0.5", "↵ 2": "0.375", "<b> 1": "0.125"}
+    assert token(view, 2).get_attribute("aria-pressed") == "true"
+
+
+def test_pointing_at_a_cell_of_the_heat_map_names_its_weight_first(view: Any) -> None:
+    box = view.locator("#canvas")
+    size = box.bounding_box()
+    box.hover(position={"x": size["width"] * 2.5 / 4, "y": size["height"] * 3.5 / 4})
+    assert next(iter(readout(view).items())) == ("↵ 2", "0.111")
+
+
+def test_the_heat_map_is_darker_where_the_weight_is_higher_and_empty_ahead(view: Any) -> None:
+    pixels = view.evaluate(
+        "() => { const c = document.getElementById('canvas');"
+        " return [c.width, c.height, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]; }"
+    )
+    assert pixels[:2] == [4, 4]
+    rgba = np.array(pixels[2:]).reshape(4, 4, 4)
+    ahead = np.triu(np.ones((4, 4), dtype=bool), 1)
+    assert (rgba[ahead, 3] == 0).all()
+    assert (rgba[~ahead, 3] == 255).all()
+    order = np.argsort(WEIGHTS[0][~ahead])
+    assert (np.diff(rgba[~ahead, 0][order].astype(int)) <= 0).all()
+
+
+def test_other_texts_can_be_chosen_and_a_skipped_one_says_why(view: Any) -> None:
+    view.select_option("#text", "1")
+    assert view.locator("#warnings").inner_text() == "text_too_long: Too long."
+    assert not view.locator("#tokens").is_visible()
+    view.select_option("#text", "2")
+    assert view.locator("#aggregate").inner_text() == "mean"
+    assert not view.locator("#layer").is_visible()
+    token(view, 3).hover()
+    assert readout(view) == {"The 0": "0.625"}
+    token(view, 1).hover()
+    assert "not asked for" in view.locator("#readout").inner_text()
+
+
+def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(view: Any) -> None:
+    assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    paper = "() => getComputedStyle(document.body).backgroundColor"
+    view.page.emulate_media(color_scheme="light")
+    light = view.evaluate(paper)
+    view.page.emulate_media(color_scheme="dark")
+    assert light == "rgb(255, 255, 255)" != view.evaluate(paper)
