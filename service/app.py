@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from flask import Flask
+from flask_compress import Compress
 
 from service import body, observability, problems
 from service.engine import Engine
 from service.model import load_model
 from service.routes import BLUEPRINTS
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+COMPRESSED = [  # text; the numbers in NPZ and PNG are as small as they get
+    "application/json",
+    "application/problem+json",
+    "application/yaml",
+    "image/svg+xml",
+    "text/csv",
+    "text/html",
+]
 
 
 def create_app(settings: Settings | None = None, engine: Engine | None = None) -> Flask:
@@ -26,7 +41,26 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     problems.register(app)
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
+    app.config["COMPRESS_MIMETYPES"] = COMPRESSED
+    Compress(app)
+    app.wsgi_app = _under(settings.root_path, app.wsgi_app)  # type: ignore[assignment, method-assign]
     return app
+
+
+def _under(root: str, application: WSGIApplication) -> WSGIApplication:
+    """The application below a path prefix too, for a proxy that passes it on; it stays reachable without."""
+
+    def prefixed(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path: str = environ["PATH_INFO"]
+        if root and (path == root or path.startswith(root + "/")):
+            environ = {
+                **environ,
+                "SCRIPT_NAME": environ["SCRIPT_NAME"] + root,
+                "PATH_INFO": path[len(root) :],
+            }
+        return application(environ, start_response)
+
+    return prefixed
 
 
 def _start_engine(settings: Settings) -> Engine:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeVar
 
 from flask import Flask, Response, current_app, g, request
 from pydantic import BaseModel, ValidationError
@@ -29,6 +30,9 @@ from service.settings import Settings
 
 T = TypeVar("T", bound=BaseModel)
 
+Kind = Literal["text", "integer", "integers"]
+ALIASES = {"layer": "layers", "head": "heads"}
+PRESENTATION = ("format", "width", "colormap", "spreadsheet")  # how an answer is written, not what it holds
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
 
@@ -91,6 +95,39 @@ def read_json(model: type[T]) -> T:
         where = f"{fields[0].pointer}: " if fields[0].pointer else ""
         raise InvalidRequestError(f"{where}{fields[0].detail}{more}", errors=fields) from None
     _refuse_duplicate_members(raw)
+    return parsed
+
+
+def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
+    """The query string as `model`: parameters of the same names, lists separated by commas.
+
+    `names` says how each parameter is read. Raises InvalidRequestError; pointers are those of the same request as JSON.
+    """
+    body: dict[str, object] = {}
+    faults = []
+    for name, value in request.args.items():
+        target, kind = ALIASES.get(name, name), names.get(ALIASES.get(name, name))
+        if name in PRESENTATION:
+            continue
+        if kind is None:
+            faults.append(FieldError(pointer_of([name]), "unknown_field", "There is no such parameter."))
+        elif kind == "text":
+            body[target] = value
+        else:
+            parts = [
+                int(part) if re.fullmatch(r"-?\d{1,18}", part, re.ASCII) else part
+                for part in value.split(",")
+            ]
+            body[target] = parts if kind == "integers" or len(parts) > 1 else parts[0]
+    try:
+        parsed = model.model_validate(body)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False, include_context=True):
+            faults.append(_field_error(fault, body))
+    if faults:
+        first = faults[0]
+        detail = f"{first.pointer}: {first.detail}" if first.pointer else first.detail
+        raise InvalidRequestError(detail, errors=faults)
     return parsed
 
 

@@ -55,6 +55,14 @@ class TooLargeError(RequestError):
     """Body, number of texts, or size of the answer over a limit."""
 
 
+class NotAcceptableError(RequestError):
+    """None of the formats on offer will do; `formats` are their media types."""
+
+    def __init__(self, detail: str, *, formats: Sequence[str]) -> None:
+        super().__init__(detail)
+        self.formats = list(formats)
+
+
 class UnsupportedMediaTypeError(RequestError):
     """The body is not declared as JSON."""
 

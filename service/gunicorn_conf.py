@@ -19,6 +19,7 @@ for _name, _value in process_environment(_settings).items():
 wsgi_app = "service.app:create_app()"
 bind = f"{_settings.host}:{_settings.port}"
 worker_class = "gthread"
+limit_request_line = _settings.max_url_bytes
 workers = 1  # one per copy of the weights; scale by replicas
 threads = (
     _settings.max_in_flight + 4

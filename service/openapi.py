@@ -95,9 +95,14 @@ def _operation(
     schema = (
         references[contract.answer, "serialization"] if contract.answer else _body_schema(contract.media_type)
     )
-    responses: dict[str, Any] = {
-        "200": {"description": "The answer.", "content": {contract.media_type: {"schema": schema}}}
-    }
+    content = {contract.media_type: {"schema": schema}}
+    for one in contract.formats:
+        if one.media_type != contract.media_type:
+            content[one.media_type] = {"schema": _body_schema(one.media_type)}
+        elif one.name == "rows":
+            records = {"type": "array", "items": {"type": "object"}}
+            content[one.media_type] = {"schema": {"anyOf": [schema, records]}}
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if method == "get" and contract.cacheable:
         responses["304"] = {"description": "What the client has, by its ETag, is still true."}
     for row in problems.PROBLEMS:
@@ -118,10 +123,12 @@ def _operation(
             "required": True,
             "content": {"application/json": {"schema": references[contract.request, "validation"]}},
         }
-    if names := re.findall(r"{(\w+)}", path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    if parameters := [*parameters, *contract.parameters]:
+        operation["parameters"] = parameters
     return operation
 
 

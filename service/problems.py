@@ -59,6 +59,14 @@ PROBLEMS = (
         "The Allow header lists what is offered.",
     ),
     ProblemRow(
+        errors.NotAcceptableError,
+        406,
+        "not-acceptable",
+        "No format on offer fits",
+        "The Accept header, or the format asked for, is none that this resource has.",
+        "Take one of `formats`.",
+    ),
+    ProblemRow(
         errors.BodyTimeoutError,
         408,
         "body-timeout",
@@ -158,6 +166,8 @@ def problem_response(error: Exception) -> Response:
             body |= {"limit": error.limit, "actual": error.actual}
         if error.retry_after_seconds is not None:
             headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, errors.NotAcceptableError):
+        body["formats"] = error.formats
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
     if problem.status == 415:

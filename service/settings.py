@@ -28,6 +28,10 @@ class Limits(BaseSettings):
         description="Numbers in an answer: layers x heads x queries x keys, summed over the texts. Checked before the "
         "model runs. 2,000,000 are about 20 MB of JSON.",
     )
+    max_response_elements_compact: int = Field(
+        20_000_000, ge=1, description="The same for NPZ and pictures, which take less room a number."
+    )
+    max_url_bytes: int = Field(8190, ge=256, le=8190, description="Request line of a GET.")
     max_queue_length: int = Field(
         7, ge=0, description="Jobs waiting for the model; one more is answered 429."
     )
@@ -60,6 +64,11 @@ class Settings(Limits):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="In which precision the model runs.")
     threads: int = Field(
         0, ge=0, description="Torch's threads; 0 means the CPUs really granted (affinity and cgroup quota)."
+    )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[\w.~-]+)*$",
+        description="Path prefix under which a proxy shows the service, as `/attention`.",
     )
     body_timeout_seconds: float = Field(
         10.0, gt=0, description="A body not received within this time is answered 408."

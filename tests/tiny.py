@@ -12,6 +12,13 @@ from attention_core.capture import AttentionReader
 from service.model import LoadedModel
 from service.texts import TextTokenizer
 
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role == "alien" -%}{{ raise_exception("no such role") }}{%- endif -%}
+<|im_end|>{{ message.role }}: {{ message.content }}
+{% endfor -%}
+"""
+
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 3, 10, 5, 14  # odd sizes, grouped-query: swapped axes cannot pass
 
 
@@ -70,5 +77,5 @@ def tiny_model() -> LoadedModel:
         "versions": {"service": "0", "torch": torch.__version__, "transformers": "0"},
     }
     return LoadedModel(
-        AttentionReader(tiny_backbone()), TextTokenizer(tiny_tokenizer_json()), 512, provenance
+        AttentionReader(tiny_backbone()), TextTokenizer(tiny_tokenizer_json(), CHAT_TEMPLATE), 512, provenance
     )

@@ -10,26 +10,27 @@ import orjson
 MEDIA_TYPE = "application/json"
 
 
-def dumps(payload: object) -> bytes:
+def dumps(payload: object, *, nulls: bool = False) -> bytes:
     """UTF-8 JSON of dicts, lists, numbers and numpy arrays.
 
-    Raises ValueError for a number that is not finite: orjson would write null, which reads like data.
+    With `nulls`, NaN in an array is written as null: the caller has seen to it that it stands only where there is no
+    number. Raises ValueError for any other number that is not finite: orjson would write null, which reads like data.
     """
-    _check_finite(payload)
+    _check_finite(payload, nulls)
     return orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _check_finite(value: object) -> None:
+def _check_finite(value: object, nulls: bool) -> None:
     match value:
         case float():
             if not math.isfinite(value):
                 raise ValueError("an answer holds a number that is not finite")
         case np.ndarray():
-            if not np.isfinite(value).all():
+            if not (np.isfinite(value) | (np.isnan(value) if nulls else False)).all():
                 raise ValueError("an answer holds an array with numbers that are not finite")
         case dict():
             for member in value.values():
-                _check_finite(member)
+                _check_finite(member, nulls)
         case list() | tuple():
             for member in value:
-                _check_finite(member)
+                _check_finite(member, nulls)

@@ -197,12 +197,21 @@ class _View:
     def _shown(self, weights: torch.Tensor) -> dict[str, object]:
         """`weights`, or `top`, of one map [row, key]."""
         decimals = self.request.decimals
+        if not self._numbers_where_they_belong(weights):
+            raise ValueError("the model gave a weight that is no number")
         if self.request.top_k is None:
             return {"weights": np.round(weights.numpy(), decimals)}
         top = [largest(row, self.request.top_k) for row in weights]
         return {
             "top": [[{**asdict(one), "weight": round(one.weight, decimals)} for one in row] for row in top]
         }
+
+    def _numbers_where_they_belong(self, weights: torch.Tensor) -> bool:
+        """Finite everywhere; among scores, all but the future keys, which have none."""
+        expected = torch.ones(len(self.rows), self.size, dtype=torch.bool)
+        if self.request.weighting == "scores":
+            expected = torch.arange(self.size) <= torch.tensor(self.rows)[:, None]
+        return bool((weights.isfinite() == expected).all())
 
     def _warnings(self) -> list[dict[str, str]]:
         found = []

@@ -1,15 +1,82 @@
-"""POST /v1/attention, POST /v1/tokenize."""
+"""/v1/attention in every format, by POST and by GET; POST /v1/tokenize."""
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+from typing import Any
 
-from service.body import read_json
+from flask import Blueprint, Response, request
+from werkzeug.exceptions import NotFound
+
+from service.body import Kind, read_json, read_query
+from service.errors import InvalidRequestError, NotAcceptableError, TooLargeError
+from service.formats import pictures
+from service.formats.attention import FORMATS
+from service.formats.negotiation import options_of
 from service.jobs import attention
-from service.routes.common import ADMISSION, ASKING, ask, describes
+from service.routes.common import ADMISSION, ASKING, ask, choose_format, describes
 from service.schemas.attention import AttentionAnswer, AttentionRequest, TokenizeAnswer, TokenizeRequest
 
 bp = Blueprint("attention", __name__)
+
+# What of a request a URL can say: one text, and numbers
+QUERY: dict[str, Kind] = {
+    "text": "text",
+    "text_pair": "text",
+    "layers": "integers",
+    "heads": "integers",
+    "unit": "text",
+    "aggregate": "text",
+    "first_token": "text",
+    "weighting": "text",
+    "queries": "integers",
+    "top_k": "integer",
+    "decimals": "integer",
+    "special_tokens": "text",
+}
+_SCHEMAS: dict[Kind, dict[str, Any]] = {
+    "text": {"type": "string"},
+    "integer": {"type": "integer"},
+    "integers": {"type": "array", "items": {"type": "integer"}},
+}
+
+
+def _parameter(
+    name: str, schema: dict[str, Any], description: str, *, required: bool = False
+) -> dict[str, Any]:
+    described = {
+        "name": name,
+        "in": "query",
+        "required": required,
+        "description": description,
+        "schema": schema,
+    }
+    return described | ({"style": "form", "explode": False} if schema.get("type") == "array" else {})
+
+
+PRESENTATION = (
+    _parameter(
+        "format", {"type": "string", "enum": [one.name for one in FORMATS]}, "Wins over the Accept header."
+    ),
+    _parameter(
+        "width",
+        {"type": "integer", "minimum": pictures.WIDTHS.start, "maximum": pictures.WIDTHS.stop - 1},
+        "Of a picture, in pixels.",
+    ),
+    _parameter("colormap", {"type": "string", "enum": list(pictures.COLORMAPS)}, "Of a picture."),
+    _parameter(
+        "spreadsheet",
+        {"type": "string", "enum": ["0", "1"]},
+        "1 defuses CSV cells that a spreadsheet would run.",
+    ),
+)
+PARAMETERS = (
+    *(
+        _parameter(name, _SCHEMAS[kind], "As in the body of the POST.", required=name == "text")
+        for name, kind in QUERY.items()
+    ),
+    _parameter("layer", {"type": "integer"}, "Short for one of `layers`."),
+    _parameter("head", {"type": "integer"}, "Short for one of `heads`."),
+)
 
 
 @bp.post("/v1/attention")
@@ -18,11 +85,46 @@ bp = Blueprint("attention", __name__)
     tag="attention",
     request=AttentionRequest,
     answer=AttentionAnswer,
-    problems=ASKING,
+    problems=(*ASKING, NotAcceptableError),
+    formats=FORMATS,
+    parameters=PRESENTATION,
 )
 def attention_maps() -> Response:
-    """Attention maps."""
-    return ask(attention.maps, read_json(AttentionRequest))
+    """Attention maps in the format that `?format=` names or `Accept` prefers."""
+    written = choose_format(FORMATS)
+    return ask(attention.maps, read_json(AttentionRequest), written, options_of(request.args))
+
+
+@bp.get("/v1/attention")
+@describes(
+    "Where does every head look? (one text, in the URL)",
+    tag="attention",
+    answer=AttentionAnswer,
+    problems=(*ASKING, NotAcceptableError, InvalidRequestError, TooLargeError),
+    formats=FORMATS,
+    parameters=(*PARAMETERS, *PRESENTATION),
+)
+def get_attention_maps() -> Response:
+    """Attention maps for what can send no body: an `<img>`, an iframe, a spreadsheet."""
+    written = choose_format(FORMATS)
+    return ask(attention.maps, read_query(AttentionRequest, QUERY), written, options_of(request.args))
+
+
+@bp.get("/v1/attention.<name>")
+@describes(
+    "The same, the format as the ending of the path",
+    tag="attention",
+    answer=AttentionAnswer,
+    problems=(*ASKING, NotFound, InvalidRequestError, TooLargeError),
+    formats=FORMATS,
+    parameters=(*PARAMETERS, *PRESENTATION[1:]),
+)
+def get_attention_maps_as(name: str) -> Response:
+    """`/v1/attention.svg?text=…&layer=5&head=5`, and so on for each format."""
+    if name not in {one.name for one in FORMATS}:
+        raise NotFound
+    written = choose_format(FORMATS, name)
+    return ask(attention.maps, read_query(AttentionRequest, QUERY), written, options_of(request.args))
 
 
 @bp.post("/v1/tokenize")

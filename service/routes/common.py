@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from flask import Response, current_app, g, request
 from pydantic import BaseModel
@@ -13,7 +14,9 @@ from pydantic import BaseModel
 from service import errors
 from service.engine import Engine, Session
 from service.formats import json
+from service.formats.negotiation import JSON, Format, Options, choose
 from service.jobs.common import check_count
+from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
 
 
@@ -28,6 +31,8 @@ class Contract:
     media_type: str
     problems: tuple[type[Exception], ...]
     cacheable: bool
+    formats: tuple[Format, ...]
+    parameters: tuple[dict[str, Any], ...]
 
 
 READING = (
@@ -39,6 +44,8 @@ READING = (
 )
 ADMISSION = (errors.OverloadedError, errors.NotReadyError)
 ASKING = (*ADMISSION, errors.DeadlineExceededError)
+
+DEFAULTS = Options()
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -52,12 +59,16 @@ def describes(
     media_type: str = json.MEDIA_TYPE,
     problems: Sequence[type[Exception]] = (),
     cacheable: bool = True,
+    formats: Sequence[Format] = (),
+    parameters: Sequence[dict[str, Any]] = (),
 ) -> Callable[[View], View]:
     """Attach a contract to a view. Any operation may also answer 500."""
 
     def decorate(view: View) -> View:
         every = (*(READING if request else ()), *problems, Exception)
-        view.contract = Contract(summary, tag, request, answer, media_type, every, cacheable)  # type: ignore[attr-defined]
+        view.contract = Contract(  # type: ignore[attr-defined]
+            summary, tag, request, answer, media_type, every, cacheable, tuple(formats), tuple(parameters)
+        )
         return view
 
     return decorate
@@ -75,33 +86,70 @@ def settings() -> Settings:
     return found
 
 
-class HasInputs(Protocol):
-    """A request about one or several texts."""
-
-    @property
-    def inputs(self) -> Sequence[object]:
-        """Each text or item."""
-        ...
+R = TypeVar("R", bound=AsksAboutTexts)
 
 
-R = TypeVar("R", bound=HasInputs)
+def ask(
+    job: Callable[[R, Session], dict[str, object]],
+    question: R,
+    written: Format = JSON,
+    options: Options = DEFAULTS,
+) -> Response:
+    """Admit the request, run its job, and write the answer before the place in flight is given back.
 
-
-def ask(job: Callable[[R, Session], dict[str, object]], question: R) -> Response:
-    """Admit the request, run its job, and serialise before the place in flight is given back."""
+    A GET's ETag follows from the request and from what computes it, so that a client that has the answer gets its 304
+    without any computing. The bytes' last digits may vary between machines.
+    """
     check_count(len(question.inputs), settings())
-    with engine().admit() as session:
+    tag = content_id(question, written, options) if request.method in ("GET", "HEAD") else None
+    if tag is not None and request.if_none_match.contains(tag):
+        return _tagged(Response(status=304), tag)
+    limit = settings().max_response_elements_compact if written.compact else None
+    with engine().admit(limit) as session:
         g.seconds = session.seconds
-        return answer(job(question, session))
+        payload = job(question, session)
+        started = time.monotonic()
+        response = Response(written.write(payload, options), content_type=written.content_type)
+        g.seconds["ser"] = time.monotonic() - started
+    if written.file_name is not None:
+        response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'
+    if written.content_security_policy is not None:
+        response.headers["Content-Security-Policy"] = written.content_security_policy
+    response.vary.add("Accept")
+    return response if tag is None else _tagged(response, tag)
+
+
+def content_id(question: BaseModel, written: Format, options: Options) -> str:
+    """SHA-256 over what determines an answer: model, versions, the request in canonical form, and its format."""
+    parts = (
+        engine().model.provenance,
+        request.path,
+        question.model_dump_json(),
+        written.name,
+        asdict(options),
+    )
+    return hashlib.sha256(json.dumps(parts)).hexdigest()
+
+
+def _tagged(response: Response, tag: str) -> Response:
+    response.set_etag(tag)
+    response.vary.add("Accept")
+    return response
+
+
+def choose_format(formats: Sequence[Format], name: str | None = None) -> Format:
+    """By name, by `?format=`, else by the Accept header."""
+    accepted = request.accept_mimetypes
+    return choose(
+        formats,
+        name or request.args.get("format"),
+        lambda offered: accepted.best_match(offered) if accepted else offered[0],
+    )
 
 
 def answer(payload: dict[str, object]) -> Response:
     """200 with JSON; GETs carry an ETag and answer 304."""
-    started = time.monotonic()
-    body = json.dumps(payload)
-    if "seconds" in g:
-        g.seconds["ser"] = time.monotonic() - started
-    return cacheable(Response(body, content_type=json.MEDIA_TYPE))
+    return cacheable(Response(json.dumps(payload), content_type=json.MEDIA_TYPE))
 
 
 def uncached(payload: dict[str, object]) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from service.errors import NotReadyError
-from service.formats import json
+from service.formats.attention import FORMATS
 from service.routes.common import answer, describes, engine, settings
 from service.schemas.model import ModelAnswer
 
@@ -29,6 +29,6 @@ def model() -> Response:
             "vocabulary": loaded.reader.vocabulary,
             "max_tokens": loaded.max_tokens,
             "limits": settings().limits,
-            "formats": [json.MEDIA_TYPE],
+            "formats": list(dict.fromkeys(one.media_type for one in FORMATS)),
         }
     )

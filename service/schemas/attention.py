@@ -13,6 +13,7 @@ from service.schemas.common import (
     LONGEST_LIST,
     SENTENCE,
     Answer,
+    AsksAboutTexts,
     Heads,
     Layers,
     ModelInfo,
@@ -54,7 +55,7 @@ class Message(Request):
     content: str
 
 
-class TextsRequest(Request):
+class TextsRequest(AsksAboutTexts):
     """One text, several, or a conversation."""
 
     sources: ClassVar[tuple[str, ...]] = ("text", "texts", "messages")

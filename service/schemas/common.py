@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
@@ -12,6 +13,15 @@ class Request(BaseModel):
     """A request: nothing is coerced, unknown members and NaN are refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class AsksAboutTexts(Request):
+    """A request about one or several texts or items."""
+
+    @property
+    def inputs(self) -> Sequence[object]:
+        """Each of them."""
+        raise NotImplementedError
 
 
 class Answer(BaseModel):

@@ -11,6 +11,7 @@ from service.schemas.common import (
     LONGEST_LIST,
     SENTENCE,
     Answer,
+    AsksAboutTexts,
     Head,
     Layer,
     ModelInfo,
@@ -44,7 +45,7 @@ class Item(Request):
     )
 
 
-class CoreferenceRequest(Request):
+class CoreferenceRequest(AsksAboutTexts):
     """Which noun does the pronoun attend to? One item, or several under `items`."""
 
     model_config = ConfigDict(

@@ -9,7 +9,16 @@ from pydantic_core import PydanticCustomError
 
 from attention_core.heads import SCORES
 from service.schemas.attention import Input
-from service.schemas.common import SENTENCE, Answer, Heads, Layers, ModelInfo, Request, Text, Warning
+from service.schemas.common import (
+    SENTENCE,
+    Answer,
+    AsksAboutTexts,
+    Heads,
+    Layers,
+    ModelInfo,
+    Text,
+    Warning,
+)
 
 
 def _known_score(name: str) -> str:
@@ -22,7 +31,7 @@ ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra
 Threshold = Annotated[float, Field(ge=0, le=1)]
 
 
-class HeadsRequest(Request):
+class HeadsRequest(AsksAboutTexts):
     """What kind of head is each?"""
 
     model_config = ConfigDict(

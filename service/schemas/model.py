@@ -64,3 +64,4 @@ class Problem(Answer):
     errors: list[ProblemError] = Field([], description="At most 20.")
     limit: int | None = None
     actual: int | None = None
+    formats: list[str] | None = Field(None, description="Media types on offer, with a 406.")

@@ -137,6 +137,8 @@ def test_every_error_fits_the_problem_schema(client: FlaskClient, spec: dict[str
     problem = validator(spec, {"$ref": "#/components/schemas/Problem"})
     for response in (
         client.get("/nope"),
+        client.get("/v1/heads"),
+        client.get("/v1/attention", query_string={"text": "a", "format": "pdf"}),
         client.get("/v1/attention"),
         client.post("/v1/attention", data="{", content_type="application/json"),
         client.post("/v1/attention", json={"text": ""}),

@@ -67,7 +67,7 @@ def still_works(client: FlaskClient) -> None:
         ("attention", {"token_ids": []}, "/token_ids", "out_of_range"),
         ("attention", {"token_ids": [1, 307]}, "/token_ids/1", "out_of_range"),
         ("attention", {"token_ids": [1], "queries": {"text": "a"}}, "/queries", "incompatible_options"),
-        ("attention", {"messages": [{"role": "user", "content": "a"}]}, "/messages", "incompatible_options"),
+        ("attention", {"messages": [{"role": "alien", "content": "a"}]}, "/messages", "incompatible_options"),
         ("attention", {"text": "a", "a/b~c": 3}, "/a~1b~0c", "unknown_field"),
         ("attention", {"text": "a", "x" * 999: 3}, "/" + "x" * 64, "unknown_field"),
         ("tokenize", {"text": ""}, "/text", "empty_text"),
@@ -259,7 +259,7 @@ def test_at_most_twenty_errors_are_listed(client: FlaskClient) -> None:
 
 def test_unknown_paths_and_methods_are_problems_too(client: FlaskClient) -> None:
     assert problem(client.get("/nope"), 404)["type"] == "/problems/not-found"
-    response = client.get("/v1/attention")
+    response = client.get("/v1/heads")
     assert problem(response, 405)["type"] == "/problems/method-not-allowed"
     assert response.headers["Allow"] == "OPTIONS, POST"
     problem(client.get("/problems/nope"), 404)
@@ -431,7 +431,7 @@ def test_an_answer_too_large_is_413_before_the_model_runs_and_says_what_to_narro
     finally:
         del app.extensions["engine"].model.reader.read
     assert (body["limit"], body["actual"]) == (72, 90)
-    assert re.search("fewer layers, heads or texts", body["detail"])
+    assert re.search("fewer layers, heads, queries or texts", body["detail"])
 
 
 def test_a_full_queue_answers_429_with_retry_after(make_app: MakeApp) -> None:
