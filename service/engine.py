@@ -116,7 +116,7 @@ class Engine:
         self._state = "draining"
 
     @contextlib.contextmanager
-    def admit(self, max_elements: int | None = None) -> Iterator[Session]:
+    def admit(self, max_elements: int | None = None, *, exact: bool = False) -> Iterator[Session]:
         """Take one of the places in flight, for one request, from acceptance to serialised answer.
 
         Raises NotReadyError, or OverloadedError within microseconds when all places are taken.
@@ -204,6 +204,7 @@ class Session:
     limits: Limits
     deadline: float
     max_elements: int  # of the answer, in the format it will be sent in
+    exact: bool  # whether that format takes numbers as they are, not rounded
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
 
     @property

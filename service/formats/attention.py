@@ -21,7 +21,12 @@ FORMATS = (
         file_name="attention.csv",
     ),
     Format(
-        "npz", npz.MEDIA_TYPE, lambda payload, _: npz.npz(payload), compact=True, file_name="attention.npz"
+        "npz",
+        npz.MEDIA_TYPE,
+        lambda payload, _: npz.npz(payload),
+        exact=True,
+        compact=True,
+        file_name="attention.npz",
     ),
     Format(
         "svg",

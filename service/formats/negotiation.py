@@ -22,13 +22,18 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to write the answer. `compact` ones may hold more numbers: `max_response_elements_compact`."""
+    """One way to write the answer.
+
+    `compact` ones may hold more numbers: `max_response_elements_compact`. `exact` ones take numbers as they are, not
+    rounded to the request's decimals.
+    """
 
     name: str
     media_type: str
     write: Callable[[Payload, Options], bytes]
     charset: bool = False
     compact: bool = False
+    exact: bool = False
     file_name: str | None = None
     content_security_policy: str | None = None
 

@@ -45,7 +45,7 @@ def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
     if request.on_error == "fail":
         all_or_raise([one for one in chosen if isinstance(one, InvalidRequestError)])
     views = [
-        _View(request, text, rows, heads)
+        _View(request, text, rows, heads, exact=session.exact)
         for text, rows in zip(found, chosen, strict=True)
         if isinstance(text, TokenizedText) and not isinstance(rows, InvalidRequestError)
     ]
@@ -114,8 +114,10 @@ class _View:
         text: TokenizedText,
         rows: Sequence[int],
         heads: Mapping[int, Sequence[int]],
+        *,
+        exact: bool,
     ) -> None:
-        self.request, self.text, self.rows, self.heads = request, text, rows, heads
+        self.request, self.text, self.rows, self.heads, self.exact = request, text, rows, heads, exact
         by_word = request.unit == "word"
         self.words = [word.tokens for word in text.words] if by_word else []
         self.size = len(text.words) if by_word else len(text)
@@ -200,7 +202,7 @@ class _View:
         if not self._numbers_where_they_belong(weights):
             raise ValueError("the model gave a weight that is no number")
         if self.request.top_k is None:
-            return {"weights": np.round(weights.numpy(), decimals)}
+            return {"weights": weights.numpy() if self.exact else np.round(weights.numpy(), decimals)}
         top = [largest(row, self.request.top_k) for row in weights]
         return {
             "top": [[{**asdict(one), "weight": round(one.weight, decimals)} for one in row] for row in top]

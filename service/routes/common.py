@@ -105,7 +105,7 @@ def ask(
     if tag is not None and request.if_none_match.contains(tag):
         return _tagged(Response(status=304), tag)
     limit = settings().max_response_elements_compact if written.compact else None
-    with engine().admit(limit) as session:
+    with engine().admit(limit, exact=written.exact) as session:
         g.seconds = session.seconds
         payload = job(question, session)
         started = time.monotonic()

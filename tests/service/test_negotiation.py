@@ -113,8 +113,17 @@ def test_npz_loads_without_pickle(client: FlaskClient) -> None:
     with np.load(io.BytesIO(response.data), allow_pickle=False) as archive:
         weights = archive["weights_0"]
         assert weights.shape[:2] == (2, 2)
-        assert np.abs(weights.reshape(4, *weights.shape[2:]) - numbers(client)).max() <= 1e-9
+        assert np.abs(weights.reshape(4, *weights.shape[2:]) - numbers(client)).max() <= 1e-7
         assert archive["tokens_0"][1] == "cat"
+
+
+def test_npz_is_exact_whatever_the_decimals(client: FlaskClient) -> None:
+    bodies = ({**BODY, "decimals": decimals} for decimals in (1, 9))
+    archives = [
+        np.load(io.BytesIO(ok(client.post("/v1/attention?format=npz", json=body)).data), allow_pickle=False)
+        for body in bodies
+    ]
+    assert np.array_equal(archives[0]["weights_0"], archives[1]["weights_0"])
 
 
 def test_pictures_are_pictures(client: FlaskClient) -> None:
