@@ -139,7 +139,7 @@ class Engine:
         try:
             deadline = time.monotonic() + self.limits.deadline_seconds
             yield Session(
-                self, model, self.limits, deadline, max_elements or self.limits.max_response_elements
+                self, model, self.limits, deadline, max_elements or self.limits.max_response_elements, exact
             )
         finally:
             with self._lock:
