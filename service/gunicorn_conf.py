@@ -13,8 +13,9 @@ from service.settings import Settings, process_environment
 _settings = Settings()
 
 # `attention-service serve` has set these before Python started; a bare gunicorn gets what can still be had
-for _name, _value in process_environment(_settings).items():
-    os.environ.setdefault(_name, _value)
+raw_env = [
+    f"{name}={value}" for name, value in process_environment(_settings).items() if name not in os.environ
+]
 
 wsgi_app = "service.app:create_app()"
 bind = f"{_settings.host}:{_settings.port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -261,3 +262,11 @@ def test_the_base_images_python_is_one_that_the_package_supports() -> None:
     assert version is not None
     assert minimum is not None
     assert tuple(map(int, version.groups())) >= tuple(map(int, minimum.groups()))
+
+
+def test_reading_gunicorns_settings_changes_nothing_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    before = dict(os.environ)
+    conf = importlib.reload(importlib.import_module("service.gunicorn_conf"))
+    assert dict(os.environ) == before
+    assert "HF_HUB_OFFLINE=1" in conf.raw_env  # gunicorn sets these in its own processes
