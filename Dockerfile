@@ -10,6 +10,12 @@ RUN groupadd --gid 10001 attention \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin attention \
  && install -d -o 10001 -g 10001 /cache
 
+# For the labels of pictures: Chinese, Japanese, Korean, emoji, Thai, Hindi; matplotlib brings the rest
+RUN apt-get -qq update \
+ && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+      fonts-wqy-microhei fonts-symbola fonts-tlwg-loma-ttf fonts-lohit-deva \
+ && rm -rf /var/lib/apt/lists/*
+
 ENV PYTHONUNBUFFERED=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore
@@ -38,7 +44,8 @@ RUN --mount=type=bind,target=/src,rw \
 ENV HOST=0.0.0.0 \
     PORT=8000 \
     ATTENTION_CACHE=/cache \
-    HF_HOME=/cache/huggingface
+    HF_HOME=/cache/huggingface \
+    MPLCONFIGDIR=/tmp/matplotlib
 EXPOSE 8000
 VOLUME /cache
 USER 10001:10001
