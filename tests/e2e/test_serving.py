@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import signal
@@ -339,3 +340,38 @@ def test_serve_without_weights_is_one_clear_line_and_an_exit_code(tmp_path: Path
     assert done.stderr.strip() == (
         "attention-service: no model has been chosen yet; run: attention-service fetch-weights"
     )
+
+
+# --- formats over the wire -----------------------------------------------------------------------------------
+
+
+def test_an_img_tag_gets_its_picture_and_then_a_304(server: Server) -> None:
+    path = "/v1/attention.svg?text=The%20cat%20sat.&layer=5&head=5"
+    first = server.get(path, Accept="image/avif,image/webp,*/*;q=0.8")
+    assert (first.status, first.headers["Content-Type"]) == (200, "image/svg+xml")
+    assert first.data.startswith(b"<?xml") or first.data.startswith(b"<svg")
+    again = server.get(path, If_None_Match=first.headers["ETag"])
+    assert (again.status, again.data) == (304, b"")
+
+
+def test_all_heads_of_111_tokens_are_too_much_for_json_but_not_for_npz(server: Server) -> None:
+    body = {"text": "word" + " word" * 110}
+    refused = server.post("/v1/attention", body)
+    assert refused.status == 413
+    assert (refused.json["limit"], refused.json["actual"]) == (2_000_000, 336 * 111**2)
+    assert "top_k" in refused.json["detail"]
+    answer = server.post("/v1/attention?format=npz", body)
+    assert answer.status == 200
+    with np.load(io.BytesIO(answer.data), allow_pickle=False) as archive:
+        weights = archive["weights_0"]
+    assert weights.shape == (24, 14, 111, 111)
+    assert np.abs(weights.sum(-1) - 1).max() <= 1e-6
+
+
+def test_a_url_may_have_as_many_bytes_as_published(server: Server) -> None:
+    limit = server.get("/v1/model").json["limits"]["max_url_bytes"]
+    start = "/v1/attention?layer=0&head=0&queries=0&text="
+    room = limit - len(f"GET {start} HTTP/1.1")
+    assert server.get(start + "+a" * (room // 2)).status == 200
+    assert server.get(start + "+a" * (room // 2 + 1)).status == 414
+    works(server)
