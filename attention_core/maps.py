@@ -56,7 +56,11 @@ def drop_first_token(
 
 
 def merge_words(
-    weights: Tensor, words: Sequence[Sequence[int]], queries: Sequence[int] | None = None
+    weights: Tensor,
+    words: Sequence[Sequence[int]],
+    queries: Sequence[int] | None = None,
+    *,
+    rows: Sequence[int] | None = None,
 ) -> Tensor:
     """Attention between words.
 
@@ -65,7 +69,7 @@ def merge_words(
     where `weights` is [..., query, key] over all tokens and `words` lists each word's token indices; the result is
     [..., word, word]. Sum TO a word, mean FROM a word: rows that sum to 1 still do. Where a map comes in parts,
     `queries` names the rows of one part; the parts' results add up to the whole map's, and a word without rows is
-    zeros.
+    zeros. `rows` names the words whose rows are wanted; None means all.
 
     Raises ShapeError unless the words share out all tokens, and `queries` names every row.
     Source: Clark et al. 2019, "What Does BERT Look At?", section 4.1.
@@ -84,6 +88,8 @@ def merge_words(
     for index, word in enumerate(words):
         belongs[list(word), index] = 1
     share = (belongs / belongs.sum(0))[list(queries)]  # [query, word], columns of a whole map sum to 1
+    if rows is not None:
+        share = share[:, list(rows)]
     return share.T @ (weights @ belongs)
 
 
@@ -138,21 +144,23 @@ def _residual(weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Top:
-    """One of a row's largest weights."""
+class Largest:
+    """Each row's largest weights and their keys, [..., query, k], descending."""
 
-    key: int
-    weight: float
+    weights: Tensor
+    keys: Tensor
 
 
-def largest(row: Tensor, k: int) -> tuple[Top, ...]:
-    """The k largest weights of a row [key], descending; ties by the lower key; zeros are left out.
+def largest(weights: Tensor, k: int) -> Largest:
+    """The k largest weights of every row of [..., query, key], all of a row where it has fewer; ties by the lower key.
 
-    Raises ShapeError for a tensor that is no row, or k below 1.
+    Raises ShapeError for k below 1.
     """
-    if row.ndim != 1 or k < 1:
-        raise ShapeError("row [key], k", expected="one axis and k >= 1", got=f"{tuple(row.shape)}, {k}")
-    order = (
-        torch.sort(row, descending=True, stable=True).indices[:k].tolist()
-    )  # stable: the lower key comes first
-    return tuple(Top(key, float(row[key])) for key in order if row[key] > 0)
+    if k < 1:
+        raise ShapeError("k", expected="at least 1", got=k)
+    if weights.ndim > 2:  # a map at a time: sorting takes several times what it sorts
+        each = [largest(one, k) for one in weights]
+        return Largest(torch.stack([one.weights for one in each]), torch.stack([one.keys for one in each]))
+    # stable: of equal weights the lower key comes first
+    order = weights.sort(stable=True, dim=-1, descending=True)
+    return Largest(order.values[..., :k].clone(), order.indices[..., :k].clone())

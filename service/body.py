@@ -8,8 +8,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, TypeVar
+from urllib.parse import parse_qs
 
 from flask import Flask, Response, current_app, g, request
 from pydantic import BaseModel, ValidationError
@@ -105,18 +106,23 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
     """
     body: dict[str, object] = {}
     faults = []
-    for name, value in request.args.items():
-        target, kind = ALIASES.get(name, name), names.get(ALIASES.get(name, name))
+    for name, values in arguments().items():
         if name in PRESENTATION:
             continue
+        target = ALIASES.get(name, name)
+        kind = names.get(target)
         if kind is None:
             faults.append(FieldError(pointer_of([name]), "unknown_field", "There is no such parameter."))
+        elif len(values) > 1 or target in body:
+            faults.append(
+                FieldError(pointer_of([target]), "incompatible_options", "The parameter is given twice.")
+            )
         elif kind == "text":
-            body[target] = value
+            body[target] = values[0]
         else:
             parts = [
                 int(part) if re.fullmatch(r"-?\d{1,18}", part, re.ASCII) else part
-                for part in value.split(",")
+                for part in values[0].split(",")
             ]
             body[target] = parts if kind == "integers" or len(parts) > 1 else parts[0]
     try:
@@ -129,6 +135,32 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
         detail = f"{first.pointer}: {first.detail}" if first.pointer else first.detail
         raise InvalidRequestError(detail, errors=faults)
     return parsed
+
+
+def arguments() -> dict[str, list[str]]:
+    """The query string's parameters and all their values. Raises MalformedBodyError where it is not UTF-8."""
+    try:
+        return parse_qs(request.query_string.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:  # UnicodeDecodeError among them
+        raise MalformedBodyError("The query string is not UTF-8, percent-encoded.") from None
+
+
+def presentation(*, others: Collection[str] = ()) -> dict[str, str]:
+    """The parameters that say how the answer is written. Any but those and `others` is refused."""
+    found = arguments()
+    faults = [
+        FieldError(pointer_of([name]), "unknown_field", "There is no such parameter.")
+        for name in found
+        if name not in PRESENTATION and name not in others
+    ]
+    faults += [
+        FieldError(f"/{name}", "incompatible_options", "The parameter is given twice.")
+        for name in PRESENTATION
+        if len(found.get(name, ())) > 1
+    ]
+    if faults:
+        raise InvalidRequestError(f"{faults[0].pointer}: {faults[0].detail}", errors=faults)
+    return {name: found[name][0] for name in PRESENTATION if name in found}
 
 
 def _read(limit: int, seconds: float) -> bytes:

@@ -116,7 +116,9 @@ class Engine:
         self._state = "draining"
 
     @contextlib.contextmanager
-    def admit(self, max_elements: int | None = None, *, exact: bool = False) -> Iterator[Session]:
+    def admit(
+        self, max_elements: int | None = None, *, exact: bool = False, sparse: bool = True
+    ) -> Iterator[Session]:
         """Take one of the places in flight, for one request, from acceptance to serialised answer.
 
         Raises NotReadyError, or OverloadedError within microseconds when all places are taken.
@@ -139,7 +141,13 @@ class Engine:
         try:
             deadline = time.monotonic() + self.limits.deadline_seconds
             yield Session(
-                self, model, self.limits, deadline, max_elements or self.limits.max_response_elements, exact
+                self,
+                model,
+                self.limits,
+                deadline,
+                max_elements or self.limits.max_response_elements,
+                exact,
+                sparse,
             )
         finally:
             with self._lock:
@@ -205,6 +213,7 @@ class Session:
     deadline: float
     max_elements: int  # of the answer, in the format it will be sent in
     exact: bool  # whether that format takes numbers as they are, not rounded
+    sparse: bool  # whether of the largest weights it holds no more than those
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
 
     @property

@@ -39,10 +39,12 @@ class LoadedModel:
                     raise OutOfRangeError(f"token_ids/{place}", index=token_id, size=self.reader.vocabulary)
             return self.tokenizer.from_ids(one.token_ids)
         if one.messages is not None:
-            return self.tokenizer.from_messages(one.messages)
+            return self.tokenizer.from_messages(one.messages, at_most=at_most)
         text = one.text or ""
         if one.text_pair is not None:
-            return self.tokenizer.tokenize_pair(text, one.text_pair, parse_special=parse_special)
+            return self.tokenizer.tokenize_pair(
+                text, one.text_pair, parse_special=parse_special, at_most=at_most
+            )
         return self.tokenizer.tokenize(text, parse_special=parse_special, at_most=at_most)
 
 

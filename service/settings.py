@@ -31,7 +31,12 @@ class Limits(BaseSettings):
     max_response_elements_compact: int = Field(
         20_000_000, ge=1, description="The same for NPZ and pictures, which take less room a number."
     )
-    max_url_bytes: int = Field(8190, ge=256, le=8190, description="Request line of a GET.")
+    max_url_bytes: int = Field(
+        8177,
+        ge=256,
+        le=8177,
+        description="URL of a GET: with `GET ` and ` HTTP/1.1` the 8,190 bytes that gunicorn takes of a line.",
+    )
     max_queue_length: int = Field(
         7, ge=0, description="Jobs waiting for the model; one more is answered 429."
     )

@@ -112,10 +112,13 @@ class TextTokenizer:
         )
         return TokenizedText(text, ids, lambda: align(text, ids, encoding.offsets, encoding.tokens), special)
 
-    def tokenize_pair(self, text: str, text_pair: str, *, parse_special: bool = False) -> TokenizedText:
+    def tokenize_pair(
+        self, text: str, text_pair: str, *, parse_special: bool = False, at_most: int | None = None
+    ) -> TokenizedText:
         """Both texts' tokens in one sequence; offsets are within each token's own text."""
-        first = self.tokenize(text, parse_special=parse_special)
-        second = self.tokenize(text_pair, parse_special=parse_special)
+        first, second = (
+            self.tokenize(one, parse_special=parse_special, at_most=at_most) for one in (text, text_pair)
+        )
         size = len(first)
 
         def join() -> Alignment:
@@ -135,7 +138,8 @@ class TextTokenizer:
             )
 
         special = first.special | {index + size for index in second.special}
-        return TokenizedText(text, [*first.ids, *second.ids], join, special, text_pair, size)
+        whole = first.whole and second.whole
+        return TokenizedText(text, [*first.ids, *second.ids], join, special, text_pair, size, whole=whole)
 
     def from_ids(self, ids: Sequence[int]) -> TokenizedText:
         """Tokens given as ids; the text is what their bytes spell, with U+FFFD where they spell no character."""
@@ -148,7 +152,9 @@ class TextTokenizer:
         special = frozenset(i for i, one in enumerate(ids) if one in self._special)
         return TokenizedText(text, ids, lambda: align(text, ids, offsets, pieces), special, has_offsets=False)
 
-    def from_messages(self, messages: Sequence[Mapping[str, str]]) -> TokenizedText:
+    def from_messages(
+        self, messages: Sequence[Mapping[str, str]], *, at_most: int | None = None
+    ) -> TokenizedText:
         """Messages through the model's own chat template. Raises ChatTemplateError where that does not work."""
         if self._chat_template is None:
             raise ChatTemplateError("this model has no chat template")
@@ -158,9 +164,10 @@ class TextTokenizer:
             rendered = environment.from_string(self._chat_template).render(
                 messages=[dict(message) for message in messages], add_generation_prompt=False
             )
-        except TemplateError as error:
-            raise ChatTemplateError(f"the chat template does not take these messages: {error}") from None
-        return self.tokenize(rendered, parse_special=True)
+        except Exception as error:  # a template is a program of the model's, and may fail in any way
+            reason = f": {error}" if isinstance(error, TemplateError) else ""
+            raise ChatTemplateError(f"the chat template does not take these messages{reason}") from None
+        return self.tokenize(rendered, parse_special=True, at_most=at_most)
 
 
 def _refuse(reason: Any) -> None:
@@ -210,7 +217,7 @@ def _decode(parts: Sequence[bytes]) -> tuple[str, list[tuple[int, int]]]:
 def _undecodable(whole: bytes, position: int) -> int:
     """How many bytes from here Python's decoder replaces by one U+FFFD."""
     try:
-        whole[position:].decode()
+        whole[position : position + 4].decode()  # no character is longer
     except UnicodeDecodeError as error:
         return max(1, error.end - error.start)
     return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
@@ -14,6 +15,9 @@ from service.engine import Engine
 from service.model import LoadedModel
 from service.settings import Settings
 from tests.tiny import tiny_model
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
+hypothesis.settings.load_profile("unhurried")
 
 MakeApp = Callable[..., Flask]
 

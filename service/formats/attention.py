@@ -11,7 +11,7 @@ from service.formats.negotiation import Format, Options, Payload
 SVG_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 FORMATS = (
-    Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload, nulls=True)),
+    Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload, nulls=True), sparse=True),
     Format("rows", tables.ROWS_MEDIA_TYPE, lambda payload, _: tables.rows_json(payload)),
     Format(
         "csv",
@@ -33,6 +33,7 @@ FORMATS = (
         pictures.SVG_MEDIA_TYPE,
         lambda payload, options: _picture(payload, "svg", options),
         compact=True,
+        exact=True,
         content_security_policy=SVG_POLICY,
     ),
     Format(
@@ -40,18 +41,22 @@ FORMATS = (
         pictures.PNG_MEDIA_TYPE,
         lambda payload, options: _picture(payload, "png", options),
         compact=True,
+        exact=True,
     ),
     Format(
         "html",
         page.MEDIA_TYPE,
         lambda payload, _: page.page(payload),
         charset=True,
+        sparse=True,
         content_security_policy=page.CONTENT_SECURITY_POLICY,
     ),
 )
 
 
 def _picture(payload: Payload, kind: Literal["svg", "png"], options: Options) -> bytes:
+    if len(payload["results"]) > 1:  # type: ignore[arg-type]
+        raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
     try:
         return pictures.picture(payload, kind, width=options.width, colormap=options.colormap)
     except pictures.PictureError as error:

@@ -25,7 +25,7 @@ class Format:
     """One way to write the answer.
 
     `compact` ones may hold more numbers: `max_response_elements_compact`. `exact` ones take numbers as they are, not
-    rounded to the request's decimals.
+    rounded to the request's decimals. `sparse` ones hold no more of the largest weights than those.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Format:
     charset: bool = False
     compact: bool = False
     exact: bool = False
+    sparse: bool = False
     file_name: str | None = None
     content_security_policy: str | None = None
 
@@ -43,7 +44,7 @@ class Format:
         return f"{self.media_type}; charset=utf-8" if self.charset else self.media_type
 
 
-JSON = Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload))
+JSON = Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload), sparse=True)
 
 
 def choose(

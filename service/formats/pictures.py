@@ -35,7 +35,7 @@ PNG_MEDIA_TYPE = "image/png"
 
 # Perceptually uniform and safe for colour-blind eyes; `_r` puts the light end at zero, for print
 COLORMAPS = ("viridis", "cividis", "magma", "inferno", "plasma", "viridis_r", "cividis_r", "magma_r")
-WIDTHS = range(200, 4001)  # CSS pixels
+WIDTHS = range(200, 2401)  # CSS pixels
 MAX_HEIGHT = 8000
 
 # DejaVu Sans comes with matplotlib; of the others, those that are installed follow it where it has no glyph

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from attention_core.capture import Rows
-from attention_core.maps import Aggregation, drop_first_token, largest, merge_words
+from attention_core.maps import Aggregation, Largest, drop_first_token, largest, merge_words
 from attention_core.spans import SpanError, resolve_span
 from service.engine import Session
 from service.errors import InvalidRequestError
@@ -45,15 +45,19 @@ def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
     if request.on_error == "fail":
         all_or_raise([one for one in chosen if isinstance(one, InvalidRequestError)])
     views = [
-        _View(request, text, rows, heads, exact=session.exact)
+        _View(request, text, rows, heads, session=session)
         for text, rows in zip(found, chosen, strict=True)
         if isinstance(text, TokenizedText) and not isinstance(rows, InvalidRequestError)
     ]
+    maps_per_text = 1 if request.aggregate != "none" else sum(map(len, heads.values()))
+    narrow = ["queries" if len(views) == 1 else "texts or queries", "top_k", "NPZ instead of text"]
+    if request.aggregate == "none":
+        narrow = ["fewer layers or heads", "an aggregate", *narrow]
     check_elements(
         sum(view.elements for view in views),
         session.max_elements,
-        f"{1 if request.aggregate != 'none' else sum(map(len, heads.values()))} maps of each text",
-        "layers, heads, queries or texts, or for top_k",
+        f"{maps_per_text} {'map' if maps_per_text == 1 else 'maps'} of each text",
+        ", ".join(narrow),
     )
     session.read(
         [view.text.ids for view in views],
@@ -105,7 +109,8 @@ def _rows(request: AttentionRequest, text: TokenizedText) -> list[int] | Invalid
 class _View:
     """One text's maps, put together from the rows that arrive, in the request's view.
 
-    A layer's rows are reduced as they come: only what the answer holds, and one layer's maps in between, is kept.
+    A layer's rows are reduced as they come: what the answer holds is kept, and, while a layer's rows of words or of an
+    aggregate come in, that layer's.
     """
 
     def __init__(
@@ -115,9 +120,10 @@ class _View:
         rows: Sequence[int],
         heads: Mapping[int, Sequence[int]],
         *,
-        exact: bool,
+        session: Session,
     ) -> None:
-        self.request, self.text, self.rows, self.heads, self.exact = request, text, rows, heads, exact
+        self.request, self.text, self.rows, self.heads = request, text, rows, heads
+        self.exact, self.sparse = session.exact, session.sparse
         by_word = request.unit == "word"
         self.words = [word.tokens for word in text.words] if by_word else []
         self.size = len(text.words) if by_word else len(text)
@@ -129,7 +135,10 @@ class _View:
         )
         self.needed = list(needed)
         self.place = {row: place for place, row in enumerate(self.needed)}
-        self.maps: dict[int, torch.Tensor] = {}  # by layer, where not aggregated; each [head, row, key]
+        self.maps: dict[
+            int, torch.Tensor | Largest
+        ] = {}  # by layer, where not aggregated; each [head, row, key]
+        self.top_blocks: list[Largest] = []  # of the layer that is coming in
         self.aggregation = Aggregation(request.aggregate) if request.aggregate != "none" else None
         self.layer = torch.zeros(0)
         self.emptied = 0
@@ -138,30 +147,44 @@ class _View:
     def elements(self) -> int:
         """How many numbers the answer will hold."""
         maps = 1 if self.aggregated else sum(map(len, self.heads.values()))
-        return maps * len(self.rows) * min(self.size, self.request.top_k or self.size)
+        # Of the largest weights only JSON and the page hold no more than those
+        keys = min(self.size, self.request.top_k) if self.request.top_k and self.sparse else self.size
+        return maps * len(self.rows) * keys
 
     def add(self, block: Rows) -> None:
         """Take the next rows of a layer."""
         weights = block.weights.float().cpu()  # [head, query, key]
-        if block.queries[0] == self.token_rows[0]:
-            heads = 1 if self._early() else len(weights)
-            empty = float("nan") if self.request.weighting == "scores" else 0.0
-            self.layer = torch.full((heads, len(self.needed), self.size), empty)
+        if not self._numbers_where_they_belong(weights, block.queries):
+            raise ValueError("the model gave a weight that is no number")
         if self.request.first_token == "drop":
             fill = "identity" if self.request.aggregate == "rollout" else "zeros"
             dropped = drop_first_token(weights, block.queries, emptied=fill)  # type: ignore[arg-type]
             weights, self.emptied = dropped.weights, self.emptied + int(dropped.emptied.sum())
         if self._early():
             weights = (weights.amax if self.request.aggregate == "max" else weights.mean)(0, keepdim=True)
+        last = block.queries[-1] == self.token_rows[-1]
+        if self._row_by_row():
+            self.top_blocks.append(largest(weights, self.request.top_k or 1))
+            if last:
+                self.maps[block.layer] = _joined(self.top_blocks)
+                self.top_blocks = []
+            return
+        if block.queries[0] == self.token_rows[0]:
+            empty = float("nan") if self.request.weighting == "scores" else 0.0
+            self.layer = torch.full((len(weights), len(self.needed), self.size), empty)
         if self.words:
             padded = torch.zeros(*weights.shape[:2], len(self.text))
             padded[..., : weights.shape[2]] = weights
-            self.layer += merge_words(padded, self.words, block.queries)[:, self.needed]
+            self.layer += merge_words(padded, self.words, block.queries, rows=self.needed)
         else:
             first = self.place[block.queries[0]]
             self.layer[:, first : first + len(block.queries), : weights.shape[2]] = weights
-        if block.queries[-1] == self.token_rows[-1]:
+        if last:
             self._finish_layer(block.layer)
+
+    def _row_by_row(self) -> bool:
+        """Whether a row is done when it comes, and only its largest weights need be kept."""
+        return self.request.top_k is not None and self.aggregation is None and not self.words
 
     def _early(self) -> bool:
         """Whether heads can be joined row by row: a mean always, a maximum unless words are averaged after it."""
@@ -170,10 +193,12 @@ class _View:
         )
 
     def _finish_layer(self, layer: int) -> None:
-        if self.aggregation is None:
-            self.maps[layer] = self.layer
-        else:
+        if self.aggregation is not None:
             self.aggregation.add(self.layer)
+        elif self.request.top_k is not None:
+            self.maps[layer] = largest(self.layer, self.request.top_k)
+        else:
+            self.maps[layer] = self.layer
 
     def result(self, kv_head: Callable[[int], int]) -> dict[str, object]:
         """The text's part of the answer."""
@@ -181,14 +206,15 @@ class _View:
         if self.aggregation is not None:
             whole = self.aggregation.finish()
             rows = whole[[self.place[row] for row in self.rows]]
-            maps: list[dict[str, object]] = [{"aggregate": request.aggregate, **self._shown(rows)}]
+            found = rows if request.top_k is None else largest(rows, request.top_k)
+            maps: list[dict[str, object]] = [{"aggregate": request.aggregate, **self._shown(found)}]
         else:
             maps = [
                 {
                     "layer": layer,
                     "head": head,
                     "kv_head": kv_head(head),
-                    **self._shown(self.maps[layer][place]),
+                    **self._shown(_head(self.maps[layer], place)),
                 }
                 for layer, heads in self.heads.items()
                 for place, head in enumerate(heads)
@@ -196,23 +222,24 @@ class _View:
         result = {**describe(self.text), "unit": request.unit, "maps": maps, "warnings": self._warnings()}
         return result if request.queries is None else {**result, "queries": list(self.rows)}
 
-    def _shown(self, weights: torch.Tensor) -> dict[str, object]:
+    def _shown(self, found: torch.Tensor | Largest) -> dict[str, object]:
         """`weights`, or `top`, of one map [row, key]."""
-        decimals = self.request.decimals
-        if not self._numbers_where_they_belong(weights):
-            raise ValueError("the model gave a weight that is no number")
-        if self.request.top_k is None:
-            return {"weights": weights.numpy() if self.exact else np.round(weights.numpy(), decimals)}
-        top = [largest(row, self.request.top_k) for row in weights]
+        if isinstance(found, torch.Tensor):
+            return {"weights": self._rounded(found.numpy())}
+        rows = zip(found.keys.tolist(), self._rounded(found.weights.numpy()).tolist(), strict=True)
+        pairs = (zip(keys, weights, strict=True) for keys, weights in rows)
         return {
-            "top": [[{**asdict(one), "weight": round(one.weight, decimals)} for one in row] for row in top]
+            "top": [[{"key": key, "weight": weight} for key, weight in row if weight > 0] for row in pairs]
         }
 
-    def _numbers_where_they_belong(self, weights: torch.Tensor) -> bool:
+    def _rounded(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return weights if self.exact else np.round(weights, self.request.decimals)
+
+    def _numbers_where_they_belong(self, weights: torch.Tensor, queries: Sequence[int]) -> bool:
         """Finite everywhere; among scores, all but the future keys, which have none."""
-        expected = torch.ones(len(self.rows), self.size, dtype=torch.bool)
+        expected: torch.Tensor | bool = True
         if self.request.weighting == "scores":
-            expected = torch.arange(self.size) <= torch.tensor(self.rows)[:, None]
+            expected = torch.arange(weights.shape[-1]) <= torch.tensor(list(queries))[:, None]
         return bool((weights.isfinite() == expected).all())
 
     def _warnings(self) -> list[dict[str, str]]:
@@ -231,3 +258,23 @@ class _View:
                 }
             )
         return found
+
+
+def _head(of_layer: torch.Tensor | Largest, place: int) -> torch.Tensor | Largest:
+    if isinstance(of_layer, torch.Tensor):
+        return of_layer[place]
+    return Largest(of_layer.weights[place], of_layer.keys[place])
+
+
+def _joined(blocks: Sequence[Largest]) -> Largest:
+    """Blocks of rows [head, query, up to k], joined: early rows have fewer keys than k, and end in zeros."""
+
+    def widened(one: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(
+            one, (0, max(block.keys.shape[-1] for block in blocks) - one.shape[-1])
+        )
+
+    return Largest(
+        torch.cat([widened(one.weights) for one in blocks], 1),
+        torch.cat([widened(one.keys) for one in blocks], 1),
+    )

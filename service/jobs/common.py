@@ -43,6 +43,9 @@ def _tokenize(session: Session, one: Input, parse_special: bool) -> TokenizedTex
     for pointer, said in ((one.pointer, one.text), ("/text_pair", one.text_pair)):
         if said is not None and not said.strip():
             return InvalidRequestError.at(pointer, "empty_text", "The text is empty or only whitespace.")
+    limit = session.max_tokens_per_text
+    if one.token_ids is not None and len(one.token_ids) > limit:
+        return _too_long(one.pointer, len(one.token_ids), limit)
     try:
         text = session.tokenize(one, parse_special=parse_special)
     except OutOfRangeError as error:
@@ -51,13 +54,17 @@ def _tokenize(session: Session, one: Input, parse_special: bool) -> TokenizedTex
         return InvalidRequestError.at(pointer, "out_of_range", detail)
     except ChatTemplateError as error:
         return InvalidRequestError.at(one.pointer, "incompatible_options", f"{sentence(error)}")
-    limit = session.max_tokens_per_text
     if len(text) > limit:
-        detail = (
-            f"The text has {'' if text.whole else 'at least '}{len(text)} tokens; at most {limit} are read."
-        )
-        return InvalidRequestError.at(one.pointer, "text_too_long", detail, limit=limit, actual=len(text))
+        pointer = one.pointer
+        if text.second_token is not None and len(text) - text.second_token > text.second_token:
+            pointer = "/text_pair"  # the longer of the two
+        return _too_long(pointer, len(text), limit, whole=text.whole)
     return text
+
+
+def _too_long(pointer: str, tokens: int, limit: int, *, whole: bool = True) -> InvalidRequestError:
+    detail = f"The text has {'' if whole else 'at least '}{tokens} tokens; at most {limit} are read."
+    return InvalidRequestError.at(pointer, "text_too_long", detail, limit=limit, actual=tokens)
 
 
 def sentence(error: Exception) -> str:
@@ -90,7 +97,7 @@ def check_elements(actual: int, limit: int, what: str, narrow: str) -> None:
     """Refuse an answer of more numbers than the limit, before the model runs."""
     if actual > limit:
         raise TooLargeError(
-            f"The answer would hold {actual} numbers ({what}); at most {limit} are sent. Ask for fewer {narrow}.",
+            f"The answer would hold {actual} numbers ({what}); at most {limit} are sent. Ask for less: {narrow}.",
             limit=limit,
             actual=actual,
         )

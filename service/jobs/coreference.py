@@ -30,7 +30,7 @@ def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
         chosen * sum(len(item.candidates) for _, item in items),
         session.max_elements,
         f"{chosen} heads for every candidate",
-        "heads, candidates or items",
+        "fewer heads, candidates or items",
     )
     questions = [_question(pointer, item, text) for (pointer, item), text in zip(items, texts, strict=True)]
     answers: list[list[HeadAnswer]] = [[] for _ in items]

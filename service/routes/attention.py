@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 from werkzeug.exceptions import NotFound
 
-from service.body import Kind, read_json, read_query
-from service.errors import InvalidRequestError, NotAcceptableError, TooLargeError
+from service.body import ALIASES, Kind, presentation, read_json, read_query
+from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError, TooLargeError
 from service.formats import pictures
 from service.formats.attention import FORMATS
 from service.formats.negotiation import options_of
@@ -33,6 +33,7 @@ QUERY: dict[str, Kind] = {
     "decimals": "integer",
     "special_tokens": "text",
 }
+NAMES = (*QUERY, *ALIASES)
 _SCHEMAS: dict[Kind, dict[str, Any]] = {
     "text": {"type": "string"},
     "integer": {"type": "integer"},
@@ -91,8 +92,9 @@ PARAMETERS = (
 )
 def attention_maps() -> Response:
     """Attention maps in the format that `?format=` names or `Accept` prefers."""
-    written = choose_format(FORMATS)
-    return ask(attention.maps, read_json(AttentionRequest), written, options_of(request.args))
+    how = presentation()
+    written = choose_format(FORMATS, how.get("format"))
+    return ask(attention.maps, read_json(AttentionRequest), written, options_of(how))
 
 
 @bp.get("/v1/attention")
@@ -100,14 +102,13 @@ def attention_maps() -> Response:
     "Where does every head look? (one text, in the URL)",
     tag="attention",
     answer=AttentionAnswer,
-    problems=(*ASKING, NotAcceptableError, InvalidRequestError, TooLargeError),
+    problems=(*ASKING, MalformedBodyError, NotAcceptableError, InvalidRequestError, TooLargeError),
     formats=FORMATS,
     parameters=(*PARAMETERS, *PRESENTATION),
 )
 def get_attention_maps() -> Response:
     """Attention maps for what can send no body: an `<img>`, an iframe, a spreadsheet."""
-    written = choose_format(FORMATS)
-    return ask(attention.maps, read_query(AttentionRequest, QUERY), written, options_of(request.args))
+    return _get(presentation(others=NAMES))
 
 
 @bp.get("/v1/attention.<name>")
@@ -115,16 +116,23 @@ def get_attention_maps() -> Response:
     "The same, the format as the ending of the path",
     tag="attention",
     answer=AttentionAnswer,
-    problems=(*ASKING, NotFound, InvalidRequestError, TooLargeError),
+    problems=(*ASKING, MalformedBodyError, NotFound, InvalidRequestError, TooLargeError),
     formats=FORMATS,
-    parameters=(*PARAMETERS, *PRESENTATION[1:]),
+    parameters=(*PARAMETERS, *PRESENTATION),
 )
 def get_attention_maps_as(name: str) -> Response:
     """`/v1/attention.svg?text=…&layer=5&head=5`, and so on for each format."""
     if name not in {one.name for one in FORMATS}:
         raise NotFound
-    written = choose_format(FORMATS, name)
-    return ask(attention.maps, read_query(AttentionRequest, QUERY), written, options_of(request.args))
+    how = presentation(others=NAMES)
+    if how.setdefault("format", name) != name:
+        raise InvalidRequestError.at("/format", "incompatible_options", "The path names another format.")
+    return _get(how)
+
+
+def _get(how: dict[str, str]) -> Response:
+    written = choose_format(FORMATS, how.get("format"))
+    return ask(attention.maps, read_query(AttentionRequest, QUERY), written, options_of(how))
 
 
 @bp.post("/v1/tokenize")

@@ -101,11 +101,11 @@ def ask(
     without any computing. The bytes' last digits may vary between machines.
     """
     check_count(len(question.inputs), settings())
-    tag = content_id(question, written, options) if request.method in ("GET", "HEAD") else None
-    if tag is not None and request.if_none_match.contains(tag):
+    tag = content_id(question, written, options)
+    if request.method in ("GET", "HEAD") and _client_has(tag):
         return _tagged(Response(status=304), tag)
     limit = settings().max_response_elements_compact if written.compact else None
-    with engine().admit(limit, exact=written.exact) as session:
+    with engine().admit(limit, exact=written.exact, sparse=written.sparse) as session:
         g.seconds = session.seconds
         payload = job(question, session)
         started = time.monotonic()
@@ -115,8 +115,7 @@ def ask(
         response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'
     if written.content_security_policy is not None:
         response.headers["Content-Security-Policy"] = written.content_security_policy
-    response.vary.add("Accept")
-    return response if tag is None else _tagged(response, tag)
+    return _tagged(response, tag)
 
 
 def content_id(question: BaseModel, written: Format, options: Options) -> str:
@@ -131,18 +130,25 @@ def content_id(question: BaseModel, written: Format, options: Options) -> str:
     return hashlib.sha256(json.dumps(parts)).hexdigest()
 
 
+def _client_has(tag: str) -> bool:
+    """Whether If-None-Match names the tag; a compressed answer's has its algorithm behind it."""
+    return any(given.partition(":")[0] == tag for given in request.if_none_match.as_set(include_weak=True))
+
+
 def _tagged(response: Response, tag: str) -> Response:
-    response.set_etag(tag)
+    response.headers["X-Content-ID"] = tag
+    if request.method in ("GET", "HEAD"):
+        response.set_etag(tag, weak=True)  # the same numbers, not always the same bytes: a ZIP holds a time
     response.vary.add("Accept")
     return response
 
 
-def choose_format(formats: Sequence[Format], name: str | None = None) -> Format:
-    """By name, by `?format=`, else by the Accept header."""
+def choose_format(formats: Sequence[Format], name: str | None) -> Format:
+    """By name, else by the Accept header."""
     accepted = request.accept_mimetypes
     return choose(
         formats,
-        name or request.args.get("format"),
+        name,
         lambda offered: accepted.best_match(offered) if accepted else offered[0],
     )
 

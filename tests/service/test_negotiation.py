@@ -158,6 +158,9 @@ def test_the_page_holds_the_answer_and_lets_nothing_in(client: FlaskClient) -> N
         ({"text": "a", "decimals": "99"}, "/decimals", "out_of_range"),
         ({"text": "a", "colour": "red"}, "/colour", "unknown_field"),
         ({"text": "a", "texts": "b"}, "/texts", "unknown_field"),
+        ({"text": "a", "layer": "1", "layers": "2"}, "/layers", "incompatible_options"),
+        ({"text": ["a", "b"]}, "/text", "incompatible_options"),
+        ({"text": "a", "format": ["csv", "png"]}, "/format", "incompatible_options"),
         ({"text": "a", "format": "png", "width": "9"}, "/width", "out_of_range"),
         ({"text": "a", "format": "png", "width": "wide"}, "/width", "wrong_type"),
         ({"text": "a", "format": "png", "colormap": "jet"}, "/colormap", "unknown_option"),
@@ -169,6 +172,25 @@ def test_a_wrong_parameter_is_named(
 ) -> None:
     errors = problem(client.get("/v1/attention", query_string=query), 422)["errors"]
     assert (pointer, code) in [(error["pointer"], error["code"]) for error in errors]
+
+
+def test_a_query_string_that_is_no_text_is_400(client: FlaskClient) -> None:
+    problem(client.get("/v1/attention?text=%ff%feab"), 400)
+    assert (
+        ok(client.get("/v1/attention?text=%E7%8E%8B%F0%9F%A6%A9+%2B&layer=0")).get_json()["results"][0][
+            "text"
+        ]
+        == "王🦩 +"
+    )
+
+
+def test_unknown_parameters_of_a_post_and_two_names_of_a_format_are_refused(client: FlaskClient) -> None:
+    problem(client.post("/v1/attention?formt=csv", json=BODY), 422)
+    problem(client.get("/v1/attention.svg?text=a&format=csv"), 422)
+
+
+def test_a_picture_shows_one_text(client: FlaskClient) -> None:
+    problem(client.post("/v1/attention?format=png", json={"texts": ["a", "b"]}), 422)
 
 
 def test_npz_may_hold_more_than_json(make_app: MakeApp) -> None:
@@ -187,23 +209,25 @@ def test_npz_may_hold_more_than_json(make_app: MakeApp) -> None:
         )
 
 
-def test_a_get_has_an_etag_and_is_answered_304_without_the_model(make_app: MakeApp) -> None:
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "br"])
+def test_a_get_has_an_etag_and_is_answered_304_without_the_model(make_app: MakeApp, encoding: str) -> None:
     app = make_app()
     client = app.test_client()
     for name in ("svg", "png", "json", "csv"):
-        query = {"text": "the cat", "layer": "1", "head": "2"}
-        first = ok(client.get(f"/v1/attention.{name}", query_string=query))
-        assert first.headers["ETag"]
+        path, query = f"/v1/attention.{name}", {"text": "the cat", "layer": "1", "head": "2"}
+        first = ok(client.get(path, query_string=query, headers={"Accept-Encoding": encoding}))
+        tag = first.headers["ETag"]
         app.extensions["engine"].model.reader.read = None  # would be a 500
         try:
-            again = client.get(
-                f"/v1/attention.{name}", query_string=query, headers={"If-None-Match": first.headers["ETag"]}
-            )
+            for given in (tag, tag.removeprefix("W/"), f'"other", {tag}'):
+                headers = {"If-None-Match": given, "Accept-Encoding": encoding}
+                again = client.get(path, query_string=query, headers=headers)
+                assert (again.status_code, again.data) == (304, b""), given
         finally:
             del app.extensions["engine"].model.reader.read
-        assert (again.status_code, again.data) == (304, b"")
-        other = ok(client.get(f"/v1/attention.{name}", query_string={**query, "head": "3"}))
-        assert other.headers["ETag"] != first.headers["ETag"]
+        other = ok(client.get(path, query_string={**query, "head": "3"}, headers={"If-None-Match": tag}))
+        assert other.headers["X-Content-ID"] != first.headers["X-Content-ID"]
+    problem(client.get("/v1/attention?text=a&layer=99", headers={"If-None-Match": "*"}), 422)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])

@@ -431,7 +431,7 @@ def test_an_answer_too_large_is_413_before_the_model_runs_and_says_what_to_narro
     finally:
         del app.extensions["engine"].model.reader.read
     assert (body["limit"], body["actual"]) == (72, 90)
-    assert re.search("fewer layers, heads, queries or texts", body["detail"])
+    assert re.search("fewer layers or heads, an aggregate, queries, top_k", body["detail"])
 
 
 def test_a_full_queue_answers_429_with_retry_after(make_app: MakeApp) -> None:

@@ -264,3 +264,81 @@ def test_the_limit_counts_what_the_view_holds(make_app: MakeApp) -> None:
         ({"unit": "word"}, 200),  # one word
     ):
         assert client.post("/v1/attention", json={**text, **options}).status_code == status, options
+
+
+def replaced_reader(app: Any, weights: Any) -> Any:
+    """The app's reader, giving every head the same rows: `weights(size)` is [query, key]."""
+    from attention_core.capture import Rows
+
+    reader = app.extensions["engine"].model.reader
+
+    def read(sequences: Any, heads: Any, consume: Any, *, queries: Any, **options: Any) -> None:
+        for layer, chosen in heads.items():
+            for text, ids in enumerate(sequences):
+                rows = weights(len(ids))[None, list(queries[text])].expand(len(chosen), -1, -1).clone()
+                consume(Rows(text, layer, tuple(chosen), queries[text], rows))
+
+    reader.read = read
+    return reader
+
+
+def test_rows_with_nothing_but_the_sink_are_zeros_or_pass_on_what_they_had_and_say_so(
+    make_app: MakeApp,
+) -> None:
+    app = make_app()
+    reader = replaced_reader(
+        app,
+        lambda size: (
+            torch.eye(size)[:, :1] * 0
+            + torch.nn.functional.one_hot(torch.zeros(size, dtype=torch.long), size).float()
+        ),
+    )
+    try:
+        client = app.test_client()
+        plain = ask(client, first_token="drop", layers=[0], heads=[1])
+        rollout = ask(client, first_token="drop", aggregate="rollout", layers=[0, 1])
+    finally:
+        del reader.read
+    size = len(plain["tokens"])
+    expected = np.zeros((size, size))
+    expected[0, 0] = 1  # the row of token 0 stays
+    assert np.array_equal(array(plain)[0], expected)
+    assert np.array_equal(array(rollout)[0], np.eye(size))
+    assert [warning["code"] for warning in plain["warnings"]] == ["emptied_rows"]
+    assert [warning["code"] for warning in rollout["warnings"]] == ["emptied_rows"]
+
+
+@pytest.mark.parametrize("name", ["json", "rows", "csv", "npz", "svg", "png", "html"])
+@pytest.mark.parametrize(
+    "options", [{}, {"weighting": "scores"}, {"top_k": 2}, {"aggregate": "mean"}, {"unit": "word"}]
+)
+def test_a_weight_that_is_no_number_is_500_in_every_format(
+    make_app: MakeApp, name: str, options: dict[str, Any]
+) -> None:
+    app = make_app()
+    reader = replaced_reader(app, lambda size: torch.full((size, size), float("nan")))
+    try:
+        body = {"text": TEXT, "layers": [0], "heads": [0], **options}
+        response = app.test_client().post("/v1/attention", query_string={"format": name}, json=body)
+    finally:
+        del reader.read
+    assert response.status_code == 500
+
+
+def test_the_largest_weights_are_reduced_as_they_come(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attention_core.capture as capture
+
+    whole = ask(client, top_k=4, layers=[0, 2])
+    monkeypatch.setitem(capture.AttentionReader.read.__kwdefaults__, "block_weights", 60)
+    blocks = ask(client, top_k=4, layers=[0, 2])
+    for one, other in zip(whole["maps"], blocks["maps"], strict=True):
+        for row, same in zip(one["top"], other["top"], strict=True):
+            assert [entry["key"] for entry in row] == [entry["key"] for entry in same]
+    assert [len(row) for row in whole["maps"][0]["top"][:5]] == [1, 2, 3, 4, 4]
+
+
+def test_of_the_largest_weights_zeros_after_rounding_are_left_out(client: FlaskClient) -> None:
+    tops = ask(client, top_k=9, decimals=1)["maps"]
+    assert all(entry["weight"] > 0 for one in tops for row in one["top"] for entry in row)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_core.errors import ShapeError
-from attention_core.maps import Aggregation, Top, drop_first_token, largest, merge_words
+from attention_core.maps import Aggregation, drop_first_token, largest, merge_words
 
 
 def causal(*shape: int, seed: int = 3) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_inputs_are_not_modified() -> None:
     drop_first_token(maps, range(5))
     merge_words(maps, [[0, 1], [2], [3, 4]])
     Aggregation("rollout").add(maps)
-    largest(maps[0, 3], 2)
+    largest(maps, 2)
     assert torch.equal(maps, before)
 
 
@@ -169,10 +169,29 @@ def test_aggregation_refuses_what_does_not_fit() -> None:
 # --- largest -------------------------------------------------------------------------------------------------
 
 
-def test_largest_is_descending_with_ties_by_the_lower_key_and_without_zeros() -> None:
-    row = torch.tensor([0.2, 0.3, 0.0, 0.3, 0.2, 0.0])
-    assert [top.key for top in largest(row, 3)] == [1, 3, 0]
-    assert [top.key for top in largest(row, 99)] == [1, 3, 0, 4]
-    assert largest(torch.tensor([0.0, 1.0]), 1) == (Top(1, 1.0),)
+def test_largest_is_descending_with_ties_by_the_lower_key() -> None:
+    row = torch.tensor([[0.2, 0.3, 0.0, 0.3, 0.2, 0.0]])
+    top = largest(row, 3)
+    assert top.keys.tolist() == [[1, 3, 0]]
+    assert torch.equal(top.weights, torch.tensor([[0.3, 0.3, 0.2]]))
+    assert largest(row, 99).keys.tolist() == [[1, 3, 0, 4, 2, 5]]
     with pytest.raises(ShapeError):
         largest(row, 0)
+
+
+def test_largest_of_many_maps_are_those_of_each() -> None:
+    maps = causal(2, 3, 7)
+    top = largest(maps, 2)
+    assert top.keys.shape == (2, 3, 7, 2)
+    for layer in range(2):
+        for head in range(3):
+            one = largest(maps[layer, head], 2)
+            assert torch.equal(top.keys[layer, head], one.keys)
+            assert torch.equal(top.weights[layer, head], one.weights)
+
+
+def test_only_the_words_asked_for_are_merged() -> None:
+    maps, words = causal(3, 7), [[0, 1], [2], [3, 4, 5], [6]]
+    assert torch.allclose(
+        merge_words(maps, words, rows=[2, 0]), merge_words(maps, words)[:, [2, 0]], atol=1e-15
+    )
