@@ -7,7 +7,7 @@ word numbers, disagree with the running text too often.
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 _SHOWN = 10  # occurrences that an error message lists; the error's attribute holds all
@@ -84,7 +84,14 @@ class SpanError(ValueError):
 # --- tokens and words ---------------------------------------------------------------------------------------
 
 
-def align(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], raw: Sequence[str]) -> Alignment:
+def align(
+    text: str,
+    ids: Sequence[int],
+    offsets: Sequence[tuple[int, int]],
+    raw: Sequence[str],
+    *,
+    special: Collection[int] = (),
+) -> Alignment:
     """Join a tokenizer's ids, offsets and vocabulary pieces with the text's words.
 
     `offsets` are the tokenizer's own: code points, in token order, with the space that a token may begin with
@@ -94,13 +101,13 @@ def align(text: str, ids: Sequence[int], offsets: Sequence[tuple[int, int]], raw
     A word is a run of letters, marks, numbers and underscores, joined through single inner apostrophes and
     hyphens; or a run of other characters that are not spaces. Marks and zero-width joiners continue the run
     before them. A token belongs to the word that holds its first character that is not a space; a token of
-    spaces only is a word of its own. A run in which no token begins is no word: nothing could be read from
-    it.
+    spaces only is a word of its own, and so is each of the `special` tokens, whatever stands beside it. A run
+    in which no token begins is no word: nothing could be read from it.
 
     Raises ValueError when the three sequences differ in length.
     """
     ranges = [_strip(text, start, end) for start, end in offsets]
-    run_at = {i: run for run in _runs(text) for i in range(*run)}
+    run_at = {i: run for run in _runs_around(text, [ranges[i] for i in special]) for i in range(*run)}
     members: dict[tuple[int, int] | int, list[int]] = {}  # by the run's range, or by the blank token's index
     for i, (start, end) in enumerate(ranges):
         members.setdefault(i if _is_blank(text, start, end) else run_at[start], []).append(i)
@@ -142,6 +149,15 @@ _RUN = re.compile(r"[wm][wmz]*(?:jw[wmz]*)*|[jzo][jzom]*")
 def _runs(text: str) -> Iterator[tuple[int, int]]:
     classes = text.translate({ord(character): _class_of(character) for character in set(text)})
     return (match.span() for match in _RUN.finditer(classes))
+
+
+def _runs_around(text: str, whole: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The runs of a text, in which each range of `whole` is a run of its own and cuts those around it."""
+    position = 0
+    for start, end in (*sorted(whole), (len(text), len(text))):
+        yield from ((position + a, position + b) for a, b in _runs(text[position:start]))
+        yield start, end
+        position = end
 
 
 def _class_of(character: str) -> str:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from flask import Flask
+from flask import Flask, request
 from flask_compress import Compress
 
 from service import body, observability, problems
@@ -42,6 +42,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     for blueprint in BLUEPRINTS:
         app.register_blueprint(blueprint)
     app.config["COMPRESS_MIMETYPES"] = COMPRESSED
+    app.before_request(_forget_refused_encodings)
     Compress(app)
     app.wsgi_app = _under(settings.root_path, app.wsgi_app)  # type: ignore[assignment, method-assign]
     return app
@@ -61,6 +62,13 @@ def _under(root: str, application: WSGIApplication) -> WSGIApplication:
         return application(environ, start_response)
 
     return prefixed
+
+
+def _forget_refused_encodings() -> None:
+    """Flask-Compress would take `gzip;q=0`, which refuses gzip, for a wish."""
+    wanted = [str(one) for one, quality in request.accept_encodings if quality > 0]
+    if "HTTP_ACCEPT_ENCODING" in request.environ:
+        request.environ["HTTP_ACCEPT_ENCODING"] = ", ".join(wanted)
 
 
 def _start_engine(settings: Settings) -> Engine:

@@ -125,6 +125,9 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
                 for part in values[0].split(",")
             ]
             body[target] = parts if kind == "integers" or len(parts) > 1 else parts[0]
+    if "text" in names and "text" not in body and not faults:
+        faults.append(FieldError("/text", "missing_field", "The field is required."))
+        raise InvalidRequestError("/text: The field is required.", errors=faults)
     try:
         parsed = model.model_validate(body)
     except ValidationError as error:

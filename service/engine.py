@@ -216,6 +216,11 @@ class Session:
     sparse: bool  # whether of the largest weights it holds no more than those
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
 
+    def check(self) -> None:
+        """Raise DeadlineExceededError where the deadline has passed; between what runs outside the inference thread."""
+        if time.monotonic() > self.deadline:
+            raise DeadlineExceededError(f"No answer within {self.limits.deadline_seconds:g} seconds.")
+
     @property
     def max_tokens_per_text(self) -> int:
         """The limit, or the model's own where that is lower."""

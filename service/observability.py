@@ -50,6 +50,7 @@ def register(app: Flask) -> None:
     @app.after_request
     def finish(response: Response) -> Response:
         response.headers["X-Request-ID"] = g.request_id
+        response.headers["X-Content-Type-Options"] = "nosniff"
         parts: dict[str, float] = g.get("seconds", {})
         if parts:
             timing = ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())

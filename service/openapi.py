@@ -25,8 +25,8 @@ DESCRIPTION = (
 
 
 @functools.cache
-def document() -> dict[str, Any]:
-    """The contract; the same for every instance of one version."""
+def document(root: str = "") -> dict[str, Any]:
+    """The contract; the same for every instance of one version, but for the path prefix `root` it is served under."""
     from service.routes import BLUEPRINTS  # the routes serve this document
 
     app = Flask(__name__, static_folder=None)
@@ -54,7 +54,7 @@ def document() -> dict[str, Any]:
             "description": DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": root or "/"}],
         "security": [],
         "tags": [{"name": tag} for tag in sorted({contract.tag for _, _, contract, _ in operations})],
         "paths": paths,
@@ -62,9 +62,9 @@ def document() -> dict[str, Any]:
     }
 
 
-def as_yaml() -> str:
+def as_yaml(root: str = "") -> str:
     """The document as it stands in `openapi.yaml`."""
-    text: str = yaml.dump(document(), Dumper=_PlainDumper, sort_keys=True, allow_unicode=True, width=110)
+    text: str = yaml.dump(document(root), Dumper=_PlainDumper, sort_keys=True, allow_unicode=True, width=110)
     return text
 
 
@@ -126,6 +126,7 @@ def _operation(
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", path)
+        if all(name != one["name"] for one in contract.parameters)
     ]
     if parameters := [*parameters, *contract.parameters]:
         operation["parameters"] = parameters

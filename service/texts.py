@@ -110,7 +110,8 @@ class TextTokenizer:
             if parse_special
             else frozenset()
         )
-        return TokenizedText(text, ids, lambda: align(text, ids, encoding.offsets, encoding.tokens), special)
+        join = functools.partial(align, text, ids, encoding.offsets, encoding.tokens, special=special)
+        return TokenizedText(text, ids, join, special)
 
     def tokenize_pair(
         self, text: str, text_pair: str, *, parse_special: bool = False, at_most: int | None = None
@@ -150,7 +151,9 @@ class TextTokenizer:
         ]
         text, offsets = _decode(parts)
         special = frozenset(i for i, one in enumerate(ids) if one in self._special)
-        return TokenizedText(text, ids, lambda: align(text, ids, offsets, pieces), special, has_offsets=False)
+        return TokenizedText(
+            text, ids, lambda: align(text, ids, offsets, pieces, special=special), special, has_offsets=False
+        )
 
     def from_messages(
         self, messages: Sequence[Mapping[str, str]], *, at_most: int | None = None

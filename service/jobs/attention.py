@@ -41,7 +41,10 @@ def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
     found = tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
     if request.on_error == "fail":
         all_or_raise(found)
-    chosen = [one if isinstance(one, InvalidRequestError) else _rows(request, one) for one in found]
+    chosen = [
+        one if isinstance(one, InvalidRequestError) else _rows(request, one, place)
+        for place, one in enumerate(found)
+    ]
     if request.on_error == "fail":
         all_or_raise([one for one in chosen if isinstance(one, InvalidRequestError)])
     views = [
@@ -75,15 +78,16 @@ def maps(request: AttentionRequest, session: Session) -> dict[str, object]:
     return {"model": session.model.provenance, "results": results}
 
 
-def _rows(request: AttentionRequest, text: TokenizedText) -> list[int] | InvalidRequestError:
+def _rows(request: AttentionRequest, text: TokenizedText, place: int) -> list[int] | InvalidRequestError:
     """The rows to return, in the request's unit."""
+    of = f"Text {place}: " if request.texts is not None else ""
     size = len(text) if request.unit == "token" else len(text.words)
     if request.queries is None:
         return list(range(size))
     if isinstance(request.queries, list):
         beyond = [place for place, row in enumerate(request.queries) if row >= size]
         if beyond:
-            detail = f"The text's {request.unit}s are 0 to {size - 1}."
+            detail = f"{of}the {request.unit}s are 0 to {size - 1}."
             return InvalidRequestError.at(f"/queries/{beyond[0]}", "query_out_of_range", detail)
         return sorted(set(request.queries))
     if text.text_pair is not None or not text.has_offsets:
@@ -100,7 +104,7 @@ def _rows(request: AttentionRequest, text: TokenizedText) -> list[int] | Invalid
             occurrence=span.occurrence,
         )
     except SpanError as error:
-        return InvalidRequestError.at("/queries", error.code, sentence(error))
+        return InvalidRequestError.at("/queries", error.code, of + sentence(error))
     if request.unit == "token":
         return list(found.token_indices)
     return sorted({text.tokens[index].word for index in found.token_indices})
@@ -233,7 +237,7 @@ class _View:
         }
 
     def _rounded(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return weights if self.exact else np.round(weights, self.request.decimals)
+        return weights if self.exact else np.round(weights, self.request.decimals) + np.float32(0)  # no -0.0
 
     def _numbers_where_they_belong(self, weights: torch.Tensor, queries: Sequence[int]) -> bool:
         """Finite everywhere; among scores, all but the future keys, which have none."""

@@ -34,11 +34,17 @@ QUERY: dict[str, Kind] = {
     "special_tokens": "text",
 }
 NAMES = (*QUERY, *ALIASES)
-_SCHEMAS: dict[Kind, dict[str, Any]] = {
-    "text": {"type": "string"},
-    "integer": {"type": "integer"},
-    "integers": {"type": "array", "items": {"type": "integer"}},
-}
+_TYPES: dict[Kind, str] = {"text": "string", "integer": "integer", "integers": "array"}
+_PROPERTIES = AttentionRequest.model_json_schema()["properties"]
+
+
+def _schema(name: str, kind: Kind) -> dict[str, Any]:
+    """The form of a member that a URL can say, with its bounds and its choices."""
+    if name == "queries":
+        return {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    member = _PROPERTIES[name]
+    forms = [one for one in member.get("anyOf", [member]) if one.get("type") == _TYPES[kind]]
+    return {key: value for key, value in forms[0].items() if key not in ("title", "description")}
 
 
 def _parameter(
@@ -72,12 +78,15 @@ PRESENTATION = (
 )
 PARAMETERS = (
     *(
-        _parameter(name, _SCHEMAS[kind], "As in the body of the POST.", required=name == "text")
+        _parameter(name, _schema(name, kind), "As in the body of the POST.", required=name == "text")
         for name, kind in QUERY.items()
     ),
-    _parameter("layer", {"type": "integer"}, "Short for one of `layers`."),
-    _parameter("head", {"type": "integer"}, "Short for one of `heads`."),
+    _parameter("layer", _schema("layers", "integers")["items"], "Short for one of `layers`."),
+    _parameter("head", _schema("heads", "integers")["items"], "Short for one of `heads`."),
 )
+
+
+ENDING = {"name": "name", "in": "path", "required": True, "schema": {"enum": [one.name for one in FORMATS]}}
 
 
 @bp.post("/v1/attention")
@@ -118,7 +127,7 @@ def get_attention_maps() -> Response:
     answer=AttentionAnswer,
     problems=(*ASKING, MalformedBodyError, NotFound, InvalidRequestError, TooLargeError),
     formats=FORMATS,
-    parameters=(*PARAMETERS, *PRESENTATION),
+    parameters=(ENDING, *PARAMETERS, *PRESENTATION),
 )
 def get_attention_maps_as(name: str) -> Response:
     """`/v1/attention.svg?text=…&layer=5&head=5`, and so on for each format."""

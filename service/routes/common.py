@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from flask import Response, current_app, g, request
 from pydantic import BaseModel
+from werkzeug.datastructures import MIMEAccept
 
 from service import errors
 from service.engine import Engine, Session
@@ -108,6 +109,7 @@ def ask(
     with engine().admit(limit, exact=written.exact, sparse=written.sparse) as session:
         g.seconds = session.seconds
         payload = job(question, session)
+        session.check()
         started = time.monotonic()
         response = Response(written.write(payload, options), content_type=written.content_type)
         g.seconds["ser"] = time.monotonic() - started
@@ -145,7 +147,8 @@ def _tagged(response: Response, tag: str) -> Response:
 
 def choose_format(formats: Sequence[Format], name: str | None) -> Format:
     """By name, else by the Accept header."""
-    accepted = request.accept_mimetypes
+    # what follows a type, such as a charset, is no reason to refuse it
+    accepted = MIMEAccept([(given.partition(";")[0].strip(), q) for given, q in request.accept_mimetypes])
     return choose(
         formats,
         name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 from werkzeug.exceptions import NotFound
 
 from service import openapi
@@ -19,14 +19,16 @@ bp = Blueprint("contract", __name__)
 @describes("The contract, as YAML", tag="operations", media_type=openapi.YAML)
 def openapi_yaml() -> Response:
     """This document."""
-    return cacheable(Response(openapi.as_yaml(), content_type=openapi.YAML))
+    return cacheable(Response(openapi.as_yaml(request.script_root), content_type=openapi.YAML))
 
 
 @bp.get("/openapi.json")
 @describes("The contract, as JSON", tag="operations")
 def openapi_json() -> Response:
     """This document."""
-    return cacheable(Response(json.dumps(openapi.document()), content_type=json.MEDIA_TYPE))
+    return cacheable(
+        Response(json.dumps(openapi.document(request.script_root)), content_type=json.MEDIA_TYPE)
+    )
 
 
 @bp.get("/problems/<slug>")

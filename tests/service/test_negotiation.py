@@ -65,6 +65,8 @@ def test_a_format_is_named_by_the_query_or_by_the_ending(client: FlaskClient, na
         ("text/csv", "csv"),
         ("image/png, image/svg+xml;q=0.5", "png"),
         ("image/*", "svg"),
+        ("text/csv; charset=utf-8; header=present", "csv"),
+        ("application/json;version=1", "json"),
         ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "html"),
         ("application/pdf, text/csv;q=0.1", "csv"),
     ],
@@ -149,7 +151,7 @@ def test_the_page_holds_the_answer_and_lets_nothing_in(client: FlaskClient) -> N
 @pytest.mark.parametrize(
     ("query", "pointer", "code"),
     [
-        ({}, "", "missing_field"),
+        ({}, "/text", "missing_field"),
         ({"text": " "}, "/text", "empty_text"),
         ({"text": "a", "layer": "9"}, "/layers/0", "layer_out_of_range"),
         ({"text": "a", "layer": "one"}, "/layers/0", "wrong_type"),
@@ -243,6 +245,11 @@ def test_text_is_compressed_where_the_client_takes_it(client: FlaskClient, encod
     assert "Content-Encoding" not in png.headers
 
 
+def test_an_encoding_that_is_refused_is_not_used(client: FlaskClient) -> None:
+    response = ok(client.post("/v1/attention", json=BODY, headers={"Accept-Encoding": "gzip;q=0, identity"}))
+    assert "Content-Encoding" not in response.headers
+
+
 def test_all_of_it_works_under_a_path_prefix(make_app: MakeApp) -> None:
     client = make_app(root_path="/look/inside").test_client()
     query = {"text": "the cat", "layer": "1", "head": "2"}
@@ -252,6 +259,8 @@ def test_all_of_it_works_under_a_path_prefix(make_app: MakeApp) -> None:
         )
         assert client.get(f"{prefix}/health/ready").status_code == 200
     problem(client.get("/look/insides/v1/model"), 404)
+    assert client.get("/look/inside/openapi.json").get_json()["servers"] == [{"url": "/look/inside"}]
+    assert client.get("/openapi.json").get_json()["servers"] == [{"url": "/"}]
 
 
 def test_scores_are_null_in_json_and_empty_elsewhere(client: FlaskClient) -> None:

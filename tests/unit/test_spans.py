@@ -225,3 +225,20 @@ def test_many_occurrences_are_all_kept_but_not_all_printed() -> None:
 
 def test_occurrences_may_overlap() -> None:
     assert whole_word_occurrences("la la la", "la la") == ((0, 5), (3, 8))
+
+
+def test_a_special_token_is_a_word_of_its_own_whatever_stands_beside_it() -> None:
+    text = "(<|end|>) a.<|end|>"
+    offsets = [(0, 1), (1, 8), (8, 9), (9, 11), (11, 12), (12, 19)]
+    raw = ["(", "<|end|>", ")", "Ġa", ".", "<|end|>"]
+    aligned = align(text, range(6), offsets, raw, special=[1, 5])
+    assert [(word.text, word.tokens) for word in aligned.words] == [
+        ("(", (0,)),
+        ("<|end|>", (1,)),
+        (")", (2,)),
+        ("a", (3,)),
+        (".", (4,)),
+        ("<|end|>", (5,)),
+    ]
+    literal = align(text, range(6), offsets, raw)
+    assert literal.words[0].text == "(<|"
