@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -230,14 +231,16 @@ class _View:
         """`weights`, or `top`, of one map [row, key]."""
         if isinstance(found, torch.Tensor):
             return {"weights": self._rounded(found.numpy())}
-        rows = zip(found.keys.tolist(), self._rounded(found.weights.numpy()).tolist(), strict=True)
+        rows = zip(found.keys.tolist(), self._rounded(found.weights.double().numpy()).tolist(), strict=True)
         pairs = (zip(keys, weights, strict=True) for keys, weights in rows)
         return {
             "top": [[{"key": key, "weight": weight} for key, weight in row if weight > 0] for row in pairs]
         }
 
-    def _rounded(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return weights if self.exact else np.round(weights, self.request.decimals) + np.float32(0)  # no -0.0
+    def _rounded(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return (
+            weights if self.exact else np.round(weights, self.request.decimals) + weights.dtype.type(0)
+        )  # no -0.0
 
     def _numbers_where_they_belong(self, weights: torch.Tensor, queries: Sequence[int]) -> bool:
         """Finite everywhere; among scores, all but the future keys, which have none."""

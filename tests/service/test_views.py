@@ -341,4 +341,6 @@ def test_the_largest_weights_are_reduced_as_they_come(
 
 def test_of_the_largest_weights_zeros_after_rounding_are_left_out(client: FlaskClient) -> None:
     tops = ask(client, top_k=9, decimals=1)["maps"]
-    assert all(entry["weight"] > 0 for one in tops for row in one["top"] for entry in row)
+    weights = [entry["weight"] for one in tops for row in one["top"] for entry in row]
+    assert all(weight > 0 for weight in weights)
+    assert {len(repr(weight)) for weight in weights} == {3}  # 0.4, not 0.4000000059604645
