@@ -70,7 +70,7 @@ def is_punctuation(text: str) -> bool:
 # --- the table of scores ------------------------------------------------------------------------------------
 
 # What each key counts for in each row, [query, key], from the text, the queries [query, 1] and the keys [1, key]:
-# True for the keys of the target set, or a number. Keys after a row's own token are never asked for.
+# True for the keys of the target set, or a number; nothing for keys after the query.
 Targets = Callable[[TextFacts, Tensor, Tensor], Tensor]
 
 
@@ -81,7 +81,8 @@ class ScoreRule:
     `kind` is mass (the weight on a target set), distance (its `targets` are lengths, not a set), entropy (of the
     whole row), or spans (needs to be told where to look, so it is never applicable here). A row is applicable when
     `targets` has something in it; with fewer than `min_rows` such rows the numbers stand but carry no label. No
-    `threshold`: no label by default. `formula` and `baseline` are what a reader is shown.
+    `threshold`: no label by default. `near` says that targets are among the keys 0 and i-3..i, so that the others need
+    not be looked at. `formula` and `baseline` are what a reader is shown.
     """
 
     formula: str
@@ -91,6 +92,7 @@ class ScoreRule:
     threshold: float | None = None
     min_rows: int = 1
     kind: Kind = "mass"
+    near: bool = False
 
 
 def _sink(text: TextFacts, query: Tensor, key: Tensor) -> Tensor:
@@ -137,6 +139,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             baseline="(H_T - 1)/(T - 1)",
             source="the article; attention sinks: Xiao et al. 2023",
             targets=_sink,
+            near=True,
             threshold=0.5,
         ),
         "first_token": ScoreRule(
@@ -144,12 +147,14 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             baseline="H_T/T",
             source="Gu et al. 2024, importance of key 0; theirs is a sink from 0.3",
             targets=_first_token,
+            near=True,
         ),
         "previous_token": ScoreRule(
             formula="mean over rows i >= 1 of A[i,i-1]",
             baseline="(H_T - 1)/(T - 1)",
             source="Clark et al. 2019, section 3.1",
             targets=_offset(1),
+            near=True,
             threshold=0.5,
         ),
         "offset_2": ScoreRule(
@@ -157,6 +162,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             baseline="(H_T - H_2)/(T - 2)",
             source="by analogy with previous_token",
             targets=_offset(2),
+            near=True,
             threshold=0.5,
         ),
         "offset_3": ScoreRule(
@@ -164,6 +170,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             baseline="(H_T - H_3)/(T - 3)",
             source="by analogy with previous_token",
             targets=_offset(3),
+            near=True,
             threshold=0.5,
         ),
         "current_token": ScoreRule(
@@ -171,6 +178,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             baseline="(H_T - 1)/(T - 1)",
             source="by analogy with previous_token",
             targets=_current_token,
+            near=True,
             threshold=0.5,
         ),
         "duplicate_token": ScoreRule(
@@ -182,7 +190,8 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             min_rows=3,
         ),
         "induction": ScoreRule(
-            formula="mean over rows i with S_i = {1 <= j < i: id_(j-1) = id_i} not empty of the sum of A[i,j], j in S_i",
+            formula="mean over rows i with S_i = {1 <= j < i: id_(j-1) = id_i} not empty"
+            " of the sum of A[i,j], j in S_i",
             baseline="mean over the same rows of |S_i|/(i + 1)",
             source="Olsson et al. 2022, induction heads; the threshold is ours, a majority",
             targets=_induction,
@@ -203,6 +212,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             baseline="4 (H_T - H_4)/(T - 4)",
             source="ours",
             targets=_local,
+            near=True,
             threshold=0.6,
         ),
         "broad": ScoreRule(
@@ -346,6 +356,7 @@ class HeadScorer:
         self.text, self.tokens = text, len(text.ids)
         self._rules = dict(rules)
         self._baselines = _Baselines(text, self._rules)
+        self._groups = _groups([self._rules[name] for name in self._baselines.names])
         self._sums = {
             layer: _Sums(sorted(set(heads[layer])), len(self._baselines.names)) for layer in sorted(heads)
         }
@@ -392,20 +403,22 @@ class HeadScorer:
         # A row whose sum is rounded above 1 may exceed the largest entropy
         sums.evenness[at] += (entropy / largest)[:, after_row_0].clamp(max=1).sum(-1)
 
-        rules = [self._rules[name] for name in self._baselines.names]
-        if not rules:
-            return
-        columns = _columns(rules, self.text, first, end, weights)  # [query, score, key]
-        by_row = weights.permute(1, 2, 0)  # [query, key, head]
-        mass = (columns @ by_row).sum(0, dtype=torch.float64)  # [score, head]
         at_peak = (weights - weights.amax(-1, keepdim=True)).ge_(
             0
         )  # [head, query, key], 1 at the largest weights
         peaks = at_peak.sum(-1).T.unsqueeze(1)  # [query, 1, head]
-        inside = columns @ at_peak.permute(1, 2, 0)  # [query, score, head], how many of the peaks
+        mass, inside = [], []
+        for rules, near in self._groups:
+            query, key = _places(first, end, near, weights.device)
+            columns = _columns(rules, self.text, query, key, weights)  # [query, score, key]
+            keys = key if near else None
+            mass.append((columns @ _by_row(weights, keys)).sum(0, dtype=torch.float64))  # [score, head]
+            inside.append(columns @ _by_row(at_peak, keys))  # [query, score, head], how many of the peaks
+        if not mass:
+            return
         applicable = self._baselines.applicable[first:end].to(weights.device)  # [query, score]
-        hits = ((inside == peaks) & applicable.unsqueeze(-1)).sum(0)  # [score, head]
-        sums.mass[at] += mass.T.cpu()
+        hits = ((torch.cat(inside, 1) == peaks) & applicable.unsqueeze(-1)).sum(0)  # [score, head]
+        sums.mass[at] += torch.cat(mass).T.cpu()
         sums.hits[at] += hits.T.cpu()
 
     def finish(self) -> tuple[HeadResult, ...]:
@@ -470,22 +483,27 @@ class HeadScorer:
 class _Baselines:
     """What the text alone decides: which scores with targets have rows, how many, and what a uniform head gets.
 
-    `names` are the scores that have any; the other lists, and the axis [score], are in their order.
+    `names` are the scores that have any, `near` ones first; the other lists, and the axis [score], are in their order.
     """
 
     def __init__(self, text: TextFacts, rules: Mapping[str, ScoreRule]) -> None:
-        with_targets = {name: rule for name, rule in rules.items() if rule.targets is not None}
-        tokens = len(text.ids)
-        like = torch.empty(0)
-        totals = [torch.empty(0, len(with_targets), dtype=torch.float64)]
-        for a, b in _chunks(0, tokens, max(1, len(with_targets)) * tokens):
-            totals.append(_columns([*with_targets.values()], text, a, b, like).sum(-1, dtype=torch.float64))
-        total = torch.cat(totals)  # [query, score], |S_i| of a target set
+        names = [name for name, rule in rules.items() if rule.targets is not None]
+        names.sort(key=lambda name: not rules[name].near)
+        groups = _groups([rules[name] for name in names])
+        tokens, like = len(text.ids), torch.empty(0, device=text.ids.device)
+        totals = []
+        for a, b in _chunks(0, tokens, max(1, len(names)) * tokens):
+            columns = [
+                _columns(of, text, *_places(a, b, near, like.device), like).sum(-1, dtype=torch.float64)
+                for of, near in groups
+            ]
+            totals.append(torch.cat([like.new_empty(b - a, 0, dtype=torch.float64), *columns], -1))
+        total = torch.cat(totals).cpu()  # [query, score], |S_i| of a target set
         applicable = total > 0
         rows = applicable.sum(0)  # [score]
         shares = (total / torch.arange(1, tokens + 1).unsqueeze(-1)).sum(0)  # [score]
         kept = rows > 0
-        self.names = [name for name, keep in zip(with_targets, kept.tolist(), strict=True) if keep]
+        self.names = [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
         self.rows: list[int] = rows[kept].tolist()
         self.baselines: list[float] = (shares[kept] / rows[kept]).tolist()
         self.applicable = applicable[:, kept]  # [query, score]
@@ -509,16 +527,42 @@ def _chunks(first: int, end: int, numbers_a_row: int) -> Iterator[tuple[int, int
     return ((a, min(a + step, end)) for a in range(first, end, step))
 
 
-def _columns(rules: Sequence[ScoreRule], text: TextFacts, first: int, end: int, like: Tensor) -> Tensor:
-    """The targets of rows first..end side by side, [query, score, key], in the dtype and on the device of `like`."""
+def _groups(rules: Sequence[ScoreRule]) -> list[tuple[list[ScoreRule], bool]]:
+    """The rules that are near, and those that are not: the groups that are not empty, each with whether it is near."""
+    groups = [([rule for rule in rules if rule.near == near], near) for near in (True, False)]
+    return [(group, near) for group, near in groups if group]
+
+
+def _places(first: int, end: int, near: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The queries first..end, [query, 1], and the keys that are looked at: all, [1, key], or those near, [query, 5].
+
+    The near ones are i-3..i and 0, each once; in place of one that there is not stands i+1, which is no target of i.
+    """
+    query = torch.arange(first, end, device=device).unsqueeze(-1)
+    if not near:
+        return query, torch.arange(end, device=device).unsqueeze(0)
+    back = query - torch.arange(3, -1, -1, device=device)  # [query, 4]
+    near_keys = torch.cat([torch.zeros_like(query), back], -1)
+    there = torch.cat([query > 3, back >= 0], -1)  # up to row 3, key 0 is among the others
+    return query, near_keys.where(there, query + 1)
+
+
+def _columns(rules: Sequence[ScoreRule], text: TextFacts, query: Tensor, key: Tensor, like: Tensor) -> Tensor:
+    """The targets of the rules side by side, [query, score, key], in the dtype and on the device of `like`."""
     text = text.to(like.device)
-    query = torch.arange(first, end, device=like.device).unsqueeze(-1)  # [query, 1]
-    key = torch.arange(end, device=like.device).unsqueeze(0)  # [1, key]
-    columns = like.new_empty(end - first, len(rules), end)
+    columns = like.new_empty(len(query), len(rules), key.shape[-1])
     for place, rule in enumerate(rules):
         if rule.targets is not None:
             columns[:, place] = rule.targets(text, query, key)
     return columns
+
+
+def _by_row(weights: Tensor, near: Tensor | None) -> Tensor:
+    """Weights [head, query, key] as [query, key, head], of all keys or of those `near`, [query, 5]."""
+    if near is not None:
+        near = near.clamp_max(weights.shape[-1] - 1)
+        weights = weights.gather(-1, near.expand(len(weights), -1, -1))  # [head, query, 5]
+    return weights.permute(1, 2, 0)
 
 
 def _entropy(weights: Tensor) -> Tensor:
