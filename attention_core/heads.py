@@ -400,12 +400,11 @@ class HeadScorer:
         largest = torch.arange(first + 1, end + 1, dtype=torch.float64).log()  # [query], of a row: ln(i + 1)
         after_row_0 = largest > 0
         sums.entropy[at] += entropy[:, after_row_0].sum(-1)
-        # A row whose sum is rounded above 1 may exceed the largest entropy
+        # A row whose sum is rounded above 1 may exceed the largest entropy; row 0, which has none, is left out
         sums.evenness[at] += (entropy / largest)[:, after_row_0].clamp(max=1).sum(-1)
 
-        at_peak = (weights - weights.amax(-1, keepdim=True)).ge_(
-            0
-        )  # [head, query, key], 1 at the largest weights
+        peak = weights.amax(-1, keepdim=True)  # [head, query, 1]
+        at_peak = (weights - peak).ge_(0)  # [head, query, key], 1 at the largest weights
         peaks = at_peak.sum(-1).T.unsqueeze(1)  # [query, 1, head]
         mass, inside = [], []
         for rules, near in self._groups:

@@ -25,7 +25,6 @@ from attention_core.heads import (
     HeadScorer,
     LabelError,
     PooledHead,
-    Probe,
     ScoreResult,
     ScoreRule,
     TextFacts,
@@ -749,10 +748,6 @@ def test_the_probes_scores_stand_in_place_of_the_texts() -> None:
     assert (first.texts_agreeing["induction"], first.texts_agreeing["current_token"]) == (3, 0)
     with pytest.raises(ShapeError, match="heads of the probe"):
         with_probe(text[:2], probed)
-
-
-def test_a_probe_is_a_value() -> None:
-    assert repeat_probe(997) == Probe(repeat_probe(997).sequences, repeat_probe(997).sha256)
 
 
 # --- a pattern of one's own ---------------------------------------------------------------------------------
