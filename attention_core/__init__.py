@@ -32,11 +32,30 @@ from attention_core.cost import (
     self_attention_cost,
 )
 from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
-from attention_core.heads import SCORES, HeadResult, HeadScorer, definitions, label, summarise
+from attention_core.heads import (
+    LABELS,
+    PROBE_RULES,
+    SCORES,
+    HeadResult,
+    HeadScorer,
+    TextFacts,
+    borderline,
+    definitions,
+    label,
+    mae_similarity,
+    pattern_rule,
+    pool,
+    repeat_probe,
+    summarise,
+    text_facts,
+    with_probe,
+)
 from attention_core.scaling import ScalingRow, scaling_experiment, softmax_jacobian_norm
 from attention_core.spans import Span, SpanError, Token, Word, align, resolve_span
 
 __all__ = [
+    "LABELS",
+    "PROBE_RULES",
     "SCORES",
     "AdditiveAttention",
     "Attention",
@@ -54,6 +73,7 @@ __all__ = [
     "ShapeError",
     "Span",
     "SpanError",
+    "TextFacts",
     "Token",
     "UnsupportedModelError",
     "Word",
@@ -62,14 +82,19 @@ __all__ = [
     "ask",
     "attention_multiply_adds",
     "attention_weights",
+    "borderline",
     "causal_mask",
     "convolutional_cost",
     "definitions",
     "dot_product",
     "label",
     "layer_costs",
+    "mae_similarity",
     "pair_count",
+    "pattern_rule",
+    "pool",
     "recurrent_cost",
+    "repeat_probe",
     "resolve_span",
     "restricted_cost",
     "scaled_dot_product_attention",
@@ -80,4 +105,6 @@ __all__ = [
     "softmax",
     "softmax_jacobian_norm",
     "summarise",
+    "text_facts",
+    "with_probe",
 ]

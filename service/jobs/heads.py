@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from attention_core.capture import Rows
-from attention_core.heads import SCORES, HeadScorer, LabelError, definitions, label, summarise, thresholds_of
+from attention_core.heads import (
+    LABELS,
+    HeadScorer,
+    LabelError,
+    definitions,
+    label,
+    summarise,
+    text_facts,
+    thresholds_of,
+)
 from service.engine import Session
 from service.errors import InvalidRequestError, pointer_of
 from service.jobs.common import all_or_raise, choose, tokenize
@@ -21,11 +30,11 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
             place: list[str | int] = ["thresholds", error.name]
         else:
             place = ["labels", (request.labels or []).index(error.name)]
-        detail = f"Must be one of {', '.join(SCORES)}."
+        detail = f"Must be one of {', '.join(LABELS)}."
         raise InvalidRequestError.at(pointer_of(place), error.code, detail) from None
     (text,) = all_or_raise(tokenize(session, request.inputs))
     heads = choose(session, request.layers, request.heads)
-    scorer = HeadScorer(len(text), heads)
+    scorer = HeadScorer(text_facts(text.ids, [token.text for token in text.tokens]), heads)
 
     def add(rows: Rows) -> None:
         scorer.add(rows.layer, rows.heads, rows.queries, rows.weights)
@@ -34,7 +43,7 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     results = scorer.finish()
     labelled = label(results, thresholds=request.thresholds, labels=request.labels)
     warnings = []
-    if any(score.status != "ok" for score in results[0].scores.values()):
+    if any(score.status == "too_short" for score in results[0].scores.values()):
         message = f"the text has {len(text)} tokens: too few for some scores, which carry no label"
         warnings.append({"code": "too_short", "message": message})
     reader = session.model.reader

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from attention_core.heads import SCORES
+from attention_core.heads import LABELS
 from service.schemas.attention import Input
 from service.schemas.common import (
     SENTENCE,
@@ -22,12 +22,12 @@ from service.schemas.common import (
 
 
 def _known_score(name: str) -> str:
-    if name not in SCORES:
-        raise PydanticCustomError("unknown_option", "Must be one of {names}", {"names": ", ".join(SCORES)})
+    if name not in LABELS:
+        raise PydanticCustomError("unknown_option", "Must be one of {names}", {"names": ", ".join(LABELS)})
     return name
 
 
-ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra={"enum": list(SCORES)})]
+ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra={"enum": list(LABELS)})]
 Threshold = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -51,7 +51,7 @@ class HeadsRequest(AsksAboutTexts):
     )
     thresholds: Annotated[
         dict[str, Threshold],
-        Field(max_length=100, json_schema_extra={"propertyNames": {"enum": list(SCORES)}}),
+        Field(max_length=100, json_schema_extra={"propertyNames": {"enum": list(LABELS)}}),
     ] = Field(
         {},
         description="A head carries a label when its score is above this; the defaults stand in `definitions`.",
@@ -84,7 +84,7 @@ class Score(Answer):
     baseline: float | None = Field(description="The same score of a head that spreads its attention evenly.")
     excess: float | None = Field(description="score - baseline.")
     argmax_rate: float | None = Field(
-        description="Share of the rows whose largest weight lies on a target key."
+        description="Share of the rows whose largest weight lies on a target key; null where there is no such key."
     )
     rows: int
     status: Literal["ok", "too_short", "not_applicable"]

@@ -54,7 +54,7 @@ def test_sinks_and_the_previous_token_head(server: Server) -> None:
     (head,) = (one for one in answer["heads"] if (one["layer"], one["head"]) == (8, 7))
     assert head["scores"]["previous_token"]["score"] == pytest.approx(0.843, abs=0.002)
     assert head["scores"]["previous_token"]["argmax_rate"] == 1
-    assert head["labels"] == ["previous_token"]
+    assert head["labels"] == ["previous_token", "local"]
 
 
 @pytest.mark.parametrize(

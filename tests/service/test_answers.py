@@ -11,6 +11,7 @@ import torch
 from flask.testing import FlaskClient
 from pydantic import BaseModel
 
+from attention_core.heads import SCORES
 from service.schemas.attention import AttentionAnswer, TokenizeAnswer
 from service.schemas.coreference import CoreferenceAnswer
 from service.schemas.heads import HeadsAnswer
@@ -126,9 +127,10 @@ def test_head_scores_equal_their_definition_on_eager_maps(client: FlaskClient) -
     assert len(answer["heads"]) == answer["summary"]["heads"] == LAYERS * HEADS
     for one in answer["heads"]:
         place = one["layer"], one["head"]
-        assert set(one["scores"]) == set(expected)
+        assert list(one["scores"]) == list(SCORES)
         assert one["entropy"] == pytest.approx(entropy[place], abs=1e-5)
-        for name, score in one["scores"].items():
+        for name in expected:
+            score = one["scores"][name]
             assert score["score"] == pytest.approx(expected[name][place], abs=1e-5)
             assert score["baseline"] == pytest.approx(baseline, abs=1e-12)
             assert score["excess"] == pytest.approx(score["score"] - score["baseline"], abs=1e-12)
@@ -154,6 +156,8 @@ def test_a_text_of_one_token_has_null_scores_and_says_so(client: FlaskClient) ->
     for one in answer["heads"]:
         assert one["labels"] == []
         assert one["entropy"] is None
+        first = one["scores"].pop("first_token")  # the only score that row 0 takes part in
+        assert (first["score"], first["rows"], first["status"]) == (1, 1, "too_short")
         for score in one["scores"].values():
             assert score == {
                 "score": None,
