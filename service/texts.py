@@ -79,6 +79,11 @@ class TextTokenizer:
         self._literal = Tokenizer.from_str(json.dumps(specification))
         self._chat_template = chat_template
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that the tokenizer has beside its vocabulary."""
+        return frozenset(self._special)
+
     @classmethod
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, and the chat template where the folder has one."""

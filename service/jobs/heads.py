@@ -2,29 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from attention_core.capture import Rows
+from attention_core.errors import ShapeError
 from attention_core.heads import (
     LABELS,
+    PROBE_RULES,
+    SCORES,
+    HeadResult,
     HeadScorer,
     LabelError,
+    Probe,
+    ScoreRule,
+    borderline,
     definitions,
     label,
+    mae_similarity,
+    pattern_rule,
+    pool,
+    repeat_probe,
     summarise,
     text_facts,
     thresholds_of,
+    with_probe,
 )
 from service.engine import Session
 from service.errors import InvalidRequestError, pointer_of
-from service.jobs.common import all_or_raise, choose, tokenize
+from service.jobs.common import all_or_raise, choose, sentence, texts_of, tokenize
 from service.schemas.heads import HeadsRequest
+from service.texts import TokenizedText
 
 
 def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     """Scores and labels of the chosen heads; a layer's maps are scored as they stream past, and let go."""
+    thresholds = _thresholds(request)
+    found = tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
+    texts = texts_of(found)
+    if request.on_error == "fail" or not texts:
+        all_or_raise(found)
+    heads = choose(session, request.layers, request.heads)
+    rules = _rules(request, texts[0])
+    probe = _probe(request, session)
+
+    results = _score(session, [_facts(text) for text in texts], heads, rules)
+    head_results: Sequence[HeadResult] = results[0]
+    pooled = request.texts is not None
+    if pooled:
+        head_results = pool(results, thresholds=request.thresholds, labels=request.labels)
+    if probe is not None:
+        drawn = _score(session, [(sequence, None) for sequence in probe.sequences], heads, PROBE_RULES)
+        names = [name for name in thresholds if name in PROBE_RULES]
+        of_probe = {name: value for name, value in request.thresholds.items() if name in PROBE_RULES}
+        head_results = with_probe(head_results, pool(drawn, thresholds=of_probe, labels=names))
+
+    labelled = label(head_results, thresholds=request.thresholds, labels=request.labels)
+    near = borderline(head_results, thresholds=request.thresholds, labels=request.labels)
+    answer: dict[str, object] = {
+        "model": session.model.provenance,
+        "summary": {
+            "heads": len(head_results),
+            "labels": {name: asdict(count) for name, count in summarise(labelled, thresholds).items()},
+        },
+        "heads": [
+            {
+                "kv_head": session.model.reader.kv_head(result.head),
+                **_head(result, request),
+                "labels": list(names),
+                "borderline": list(undecided),
+            }
+            for result, names, undecided in zip(head_results, labelled, near, strict=True)
+        ],
+        "definitions": {
+            name: asdict(one) for name, one in definitions(request.thresholds, rules=rules).items()
+        },
+        "warnings": _warnings(head_results, texts),
+    }
+    if probe is not None:
+        length = len(probe.sequences[0]) // 2
+        answer["probe"] = {
+            "seed": request.seed,
+            "draws": len(probe.sequences),
+            "length": length,
+            "sha256": probe.sha256,
+        }
+    if request.on_error == "skip":
+        answer["skipped"] = [asdict(one.errors[0]) for one in found if isinstance(one, InvalidRequestError)]
+    return answer
+
+
+def _thresholds(request: HeadsRequest) -> dict[str, float]:
     try:
-        thresholds = thresholds_of(thresholds=request.thresholds, labels=request.labels)
+        return thresholds_of(thresholds=request.thresholds, labels=request.labels)
     except LabelError as error:
         if error.name in request.thresholds:
             place: list[str | int] = ["thresholds", error.name]
@@ -32,38 +102,64 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
             place = ["labels", (request.labels or []).index(error.name)]
         detail = f"Must be one of {', '.join(LABELS)}."
         raise InvalidRequestError.at(pointer_of(place), error.code, detail) from None
-    (text,) = all_or_raise(tokenize(session, request.inputs))
-    heads = choose(session, request.layers, request.heads)
-    scorer = HeadScorer(text_facts(text.ids, [token.text for token in text.tokens]), heads)
+
+
+def _rules(request: HeadsRequest, text: TokenizedText) -> Mapping[str, ScoreRule]:
+    if request.pattern is None:
+        return SCORES
+    try:
+        rule = pattern_rule(request.pattern)
+    except ShapeError as error:
+        raise InvalidRequestError.at("/pattern", "out_of_range", sentence(error)) from None
+    if len(request.pattern) != len(text):
+        detail = f"The text has {len(text)} tokens; the pattern has {len(request.pattern)} rows."
+        raise InvalidRequestError.at("/pattern", "out_of_range", detail)
+    return {**SCORES, "custom": rule}
+
+
+def _probe(request: HeadsRequest, session: Session) -> Probe | None:
+    if request.probe == "none":
+        return None
+    special = session.model.tokenizer.special_ids
+    try:
+        return repeat_probe(
+            session.model.reader.vocabulary, draws=request.draws, seed=request.seed, excluded=special
+        )
+    except ShapeError as error:
+        detail = f"The model's vocabulary is too small to draw from: {error}."
+        raise InvalidRequestError.at("/probe", "incompatible_options", detail) from None
+
+
+def _facts(text: TokenizedText) -> tuple[Sequence[int], Sequence[str]]:
+    return text.ids, [token.text for token in text.tokens]
+
+
+def _score(
+    session: Session,
+    sequences: Sequence[tuple[Sequence[int], Sequence[str] | None]],
+    heads: Mapping[int, Sequence[int]],
+    rules: Mapping[str, ScoreRule],
+) -> list[tuple[HeadResult, ...]]:
+    """The scores of each sequence of token ids, whose tokens read as given beside them."""
+    scorers = [HeadScorer(text_facts(ids, texts), heads, rules=rules) for ids, texts in sequences]
 
     def add(rows: Rows) -> None:
-        scorer.add(rows.layer, rows.heads, rows.queries, rows.weights)
+        scorers[rows.text].add(rows.layer, rows.heads, rows.queries, rows.weights)
 
-    session.read([text.ids], heads, add)
-    results = scorer.finish()
-    labelled = label(results, thresholds=request.thresholds, labels=request.labels)
-    warnings = []
-    if any(score.status == "too_short" for score in results[0].scores.values()):
-        message = f"the text has {len(text)} tokens: too few for some scores, which carry no label"
-        warnings.append({"code": "too_short", "message": message})
-    reader = session.model.reader
-    return {
-        "model": session.model.provenance,
-        "summary": {
-            "heads": len(results),
-            "labels": {name: asdict(count) for name, count in summarise(labelled, thresholds).items()},
-        },
-        "heads": [
-            {
-                "layer": result.layer,
-                "head": result.head,
-                "kv_head": reader.kv_head(result.head),
-                "labels": list(names),
-                "scores": {name: asdict(score) for name, score in result.scores.items()},
-                "entropy": result.entropy,
-            }
-            for result, names in zip(results, labelled, strict=True)
-        ],
-        "definitions": {name: asdict(one) for name, one in definitions(request.thresholds).items()},
-        "warnings": warnings,
-    }
+    session.read([ids for ids, _ in sequences], heads, add)
+    return [scorer.finish() for scorer in scorers]
+
+
+def _head(result: HeadResult, request: HeadsRequest) -> dict[str, object]:
+    described = asdict(result)
+    custom = described["scores"].get("custom")
+    if custom is not None and request.pattern is not None:
+        custom["mae_similarity"] = mae_similarity(result.scores["custom"], request.pattern)
+    return described
+
+
+def _warnings(results: Sequence[HeadResult], texts: Sequence[TokenizedText]) -> list[dict[str, str]]:
+    if not any(score.status == "too_short" for score in results[0].scores.values()):
+        return []
+    length = f"the text has {len(texts[0])} tokens" if len(texts) == 1 else "the texts are short"
+    return [{"code": "too_short", "message": f"{length}: too few for some scores, which carry no label"}]

@@ -88,6 +88,23 @@ class TextsRequest(AsksAboutTexts):
         return [Input("/text", self.text)]
 
 
+class SequencesRequest(TextsRequest):
+    """The same, or the token ids themselves."""
+
+    sources: ClassVar[tuple[str, ...]] = (*TextsRequest.sources, "token_ids")
+
+    token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=100_000)] | None = Field(
+        None, description="The sequence itself, instead of a text; offsets are then null."
+    )
+
+    @property
+    def inputs(self) -> list[Input]:
+        """Each sequence that is asked about."""
+        if self.token_ids is not None:
+            return [Input("/token_ids", token_ids=self.token_ids)]
+        return super().inputs
+
+
 class TokenizeRequest(TextsRequest):
     """Which tokens does the model see?"""
 
@@ -128,14 +145,12 @@ class TokenizeAnswer(Answer):
     results: list[TokenizedResult | SkippedResult]
 
 
-class AttentionRequest(TextsRequest):
+class AttentionRequest(SequencesRequest):
     """Where does every head look?"""
-
-    sources: ClassVar[tuple[str, ...]] = (*TextsRequest.sources, "token_ids")
 
     model_config = ConfigDict(
         json_schema_extra={
-            **one_of_required(*TextsRequest.sources, "token_ids"),
+            **one_of_required(*SequencesRequest.sources),
             "examples": [
                 {"text": SENTENCE, "layers": [5], "heads": [5], "decimals": 3},
                 {"texts": ["Hi.", "Yes."], "layers": [0]},
@@ -146,9 +161,6 @@ class AttentionRequest(TextsRequest):
     )
 
     text_pair: Text | None = Field(None, description="A second text, in one sequence after `text`.")
-    token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=100_000)] | None = Field(
-        None, description="The sequence itself, instead of a text; offsets are then null."
-    )
     layers: Layers | None = Field(None, description="All layers where absent.")
     heads: Heads | None = Field(None, description="Heads of each of the layers; all where absent.")
     unit: Literal["token", "word"] = Field(
@@ -192,8 +204,6 @@ class AttentionRequest(TextsRequest):
     @property
     def inputs(self) -> list[Input]:
         """Each sequence that is asked about."""
-        if self.token_ids is not None:
-            return [Input("/token_ids", token_ids=self.token_ids)]
         if self.text_pair is not None:
             return [Input("/text", self.text, text_pair=self.text_pair)]
         return super().inputs

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from attention_core.heads import LABELS
-from service.schemas.attention import Input
+from service.schemas.attention import ItemError, SequencesRequest
 from service.schemas.common import (
     SENTENCE,
     Answer,
-    AsksAboutTexts,
     Heads,
     Layers,
     ModelInfo,
-    Text,
     Warning,
+    one_of_required,
 )
 
 
@@ -29,21 +28,25 @@ def _known_score(name: str) -> str:
 
 ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra={"enum": list(LABELS)})]
 Threshold = Annotated[float, Field(ge=0, le=1)]
+Bit = Annotated[int, Field(ge=0, le=1)]
+Bits = Annotated[list[Bit], Field(min_length=1, max_length=1000)]
 
 
-class HeadsRequest(AsksAboutTexts):
-    """What kind of head is each?"""
+class HeadsRequest(SequencesRequest):
+    """What kind of head is each? Over several texts the scores are pooled."""
 
     model_config = ConfigDict(
         json_schema_extra={
+            **one_of_required(*SequencesRequest.sources),
             "examples": [
                 {"text": SENTENCE},
                 {"text": SENTENCE, "layers": [8], "heads": [7], "thresholds": {"previous_token": 0.8}},
-            ]
+                {"text": SENTENCE, "probe": "repeat", "labels": ["induction", "duplicate_token"]},
+                {"texts": [SENTENCE, "The dog barked at the fence because it was hungry."], "layers": [8]},
+            ],
         }
     )
 
-    text: Text
     layers: Layers | None = Field(None, description="All layers where absent.")
     heads: Heads | None = Field(None, description="Heads of each of the layers; all where absent.")
     labels: Annotated[list[ScoreName], Field(min_length=1, max_length=100)] | None = Field(
@@ -57,10 +60,33 @@ class HeadsRequest(AsksAboutTexts):
         description="A head carries a label when its score is above this; the defaults stand in `definitions`.",
     )
 
-    @property
-    def inputs(self) -> list[Input]:
-        """The text that is asked about."""
-        return [Input("/text", self.text)]
+    probe: Literal["none", "repeat"] = Field(
+        "none",
+        description="`repeat`: induction and duplicate_token are scored on random tokens repeated once, the others "
+        "on the text.",
+    )
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(0, description="Of the probe.")
+    draws: Annotated[int, Field(ge=2, le=50)] = Field(10, description="Of the probe.")
+    pattern: Annotated[list[Bits], Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="A target of one's own, tokens x tokens, over a single text: the score `custom`."
+    )
+
+    @model_validator(mode="after")
+    def _pattern_over_one_text(self) -> Self:
+        if self.pattern is not None and self.texts is not None:
+            raise PydanticCustomError("incompatible_options", "A pattern goes with a single text")
+        return self
+
+
+class ProbeInfo(Answer):
+    """What was drawn, so that it can be drawn again."""
+
+    seed: int
+    draws: int
+    length: int = Field(description="Ids in a draw, before they are repeated.")
+    sha256: str = Field(
+        description="Of the ids as decimal numbers: a space between two, a newline between sequences."
+    )
 
 
 class LabelCount(Answer):
@@ -88,6 +114,10 @@ class Score(Answer):
     )
     rows: int
     status: Literal["ok", "too_short", "not_applicable"]
+    sd: float | None = Field(None, description="Over the texts or draws; n - 1 below the fraction.")
+    ci95: tuple[float, float] | None = Field(None, description="95 % interval of the mean, by Student's t.")
+    n: int | None = Field(None, description="Texts or draws with status ok; only where scores are pooled.")
+    mae_similarity: float | None = Field(None, description="Only of `custom`: 1 - mean absolute error.")
 
 
 class HeadInfo(Answer):
@@ -97,6 +127,12 @@ class HeadInfo(Answer):
     head: int
     kv_head: int
     labels: list[str]
+    borderline: list[str] = Field(
+        description="Labels that 2e-4, the exactness of the weights, would give or take."
+    )
+    texts_agreeing: dict[str, int] | None = Field(
+        None, description="Texts or draws with each label; where pooled."
+    )
     scores: dict[str, Score]
     entropy: float | None = Field(description="Mean entropy of its rows from the second on, in nats.")
 
@@ -116,5 +152,9 @@ class HeadsAnswer(Answer):
     model: ModelInfo
     summary: Summary
     heads: list[HeadInfo]
+    probe: ProbeInfo | None = Field(None, description="Only with a probe.")
+    skipped: list[ItemError] | None = Field(
+        None, description="With `on_error: skip`: texts left out, and why."
+    )
     definitions: dict[str, Definition]
     warnings: list[Warning]
