@@ -269,6 +269,103 @@ def test_token_ids_and_messages_are_scored_as_the_text_they_stand_for(client: Fl
     assert post(client, "/v1/heads", {"messages": messages, "layers": [1]}, HeadsAnswer)["heads"]
 
 
+# --- heads over several texts, on a probe, with a pattern of one's own ---------------------------------------
+
+TEXTS = [TEXT, "the mat, the mat: the cat", "it is the cat on the mat that is on the cat"]
+
+
+def test_scores_over_several_texts_are_pooled(client: FlaskClient) -> None:
+    pooled = post(client, "/v1/heads", {"texts": TEXTS, "layers": [1]}, HeadsAnswer)
+    each = [post(client, "/v1/heads", {"text": text, "layers": [1]}, HeadsAnswer) for text in TEXTS]
+    for place, head in enumerate(pooled["heads"]):
+        singles = [one["heads"][place] for one in each]
+        for name, score in head["scores"].items():
+            values = [one["scores"][name]["score"] for one in singles if one["scores"][name]["status"] == "ok"]
+            assert score["n"] == len(values)
+            if len(values) > 1:
+                assert score["score"] == pytest.approx(np.mean(values), abs=1e-5)
+                assert score["sd"] == pytest.approx(np.std(values, ddof=1), abs=1e-5)
+                assert score["ci95"][0] <= score["score"] <= score["ci95"][1]
+        for name, count in head["texts_agreeing"].items():
+            assert count == sum(name in one["labels"] for one in singles)
+    assert "n" not in each[0]["heads"][0]["scores"]["sink"]
+
+
+def test_the_probe_is_repeatable_and_scores_induction_on_repeats(client: FlaskClient) -> None:
+    body = {"text": TEXT, "probe": "repeat", "seed": 3, "draws": 4, "layers": [1]}
+    first, again = (post(client, "/v1/heads", body, HeadsAnswer) for _ in range(2))
+    assert first == again
+    other = post(client, "/v1/heads", {**body, "seed": 4}, HeadsAnswer)
+    assert other["probe"]["sha256"] != first["probe"]["sha256"]
+    assert first["probe"] | {"sha256": ""} == {"seed": 3, "draws": 4, "length": 50, "sha256": ""}
+    plain = post(client, "/v1/heads", {"text": TEXT, "layers": [1]}, HeadsAnswer)
+    for head, of_text in zip(first["heads"], plain["heads"], strict=True):
+        for name in ("induction", "duplicate_token"):
+            score = head["scores"][name]
+            assert (score["n"], score["rows"]) == (4, 200)
+            assert score["baseline"] == pytest.approx(0.01376, abs=1e-5)
+        assert head["scores"]["sink"] == of_text["scores"]["sink"]
+
+
+def test_a_pattern_of_ones_own_is_scored_by_its_share_of_mass_and_by_its_error(client: FlaskClient) -> None:
+    (tokens,) = post(client, "/v1/tokenize", {"text": TEXT}, TokenizeAnswer)["results"]
+    size = len(tokens["tokens"])
+    pattern = [[int(key == max(query - 2, 0)) for key in range(size)] for query in range(size)]
+    answer = post(client, "/v1/heads", {"text": TEXT, "pattern": pattern, "layers": [2]}, HeadsAnswer)
+    attention = eager(ids_of(tokens))[2].astype(np.float64)
+    causal = np.tril(np.ones((size, size), dtype=bool))
+    for head in answer["heads"]:
+        rows = attention[head["head"]]
+        expected = np.mean([rows[query, max(query - 2, 0)] for query in range(size)])
+        assert head["scores"]["custom"]["score"] == pytest.approx(expected, abs=1e-5)
+        error = np.abs(rows - np.array(pattern))[causal].mean()
+        assert head["scores"]["custom"]["mae_similarity"] == pytest.approx(1 - error, abs=1e-5)
+    assert "custom" in answer["definitions"]
+    assert "custom" not in answer["summary"]["labels"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "code"),
+    [
+        ({"texts": ["a", "b"], "pattern": [[1]]}, "", "incompatible_options"),
+        ({"text": "zz", "pattern": [[1]]}, "/pattern", "out_of_range"),
+        ({"text": "zz", "pattern": [[1, 0], [1]]}, "/pattern", "out_of_range"),
+        ({"text": "z", "pattern": [[2]]}, "/pattern/0/0", "out_of_range"),
+        ({"text": "z", "probe": "never"}, "/probe", "unknown_option"),
+        ({"text": "z", "draws": 1}, "/draws", "out_of_range"),
+        ({"text": "z", "seed": -1}, "/seed", "out_of_range"),
+        ({"texts": ["z", " "]}, "/texts/1", "empty_text"),
+        ({"texts": ["", " "], "on_error": "skip"}, "/texts/0", "empty_text"),
+        ({"token_ids": [307]}, "/token_ids/0", "out_of_range"),
+    ],
+)
+def test_wrong_wishes_about_heads_are_named(
+    client: FlaskClient, body: dict[str, Any], pointer: str, code: str
+) -> None:
+    response = client.post("/v1/heads", json=body)
+    assert response.status_code == 422, response.text
+    assert (pointer, code) in [(error["pointer"], error["code"]) for error in response.get_json()["errors"]]
+
+
+def test_a_bad_text_may_be_skipped_and_is_named(client: FlaskClient) -> None:
+    body = {"texts": [TEXT, " ", TEXTS[1]], "layers": [0], "on_error": "skip"}
+    answer = post(client, "/v1/heads", body, HeadsAnswer)
+    without = post(client, "/v1/heads", {"texts": [TEXT, TEXTS[1]], "layers": [0]}, HeadsAnswer)
+    assert [(one["pointer"], one["code"]) for one in answer["skipped"]] == [("/texts/1", "empty_text")]
+    assert answer["heads"] == without["heads"]
+
+
+def test_token_ids_and_messages_are_scored_as_the_text_they_stand_for(client: FlaskClient) -> None:
+    (tokens,) = post(client, "/v1/tokenize", {"text": TEXT}, TokenizeAnswer)["results"]
+    by_text, by_ids = (
+        post(client, "/v1/heads", {**what, "layers": [1]}, HeadsAnswer)["heads"]
+        for what in ({"text": TEXT}, {"token_ids": ids_of(tokens)})
+    )
+    assert by_text == by_ids
+    messages = [{"role": "user", "content": TEXT}]
+    assert post(client, "/v1/heads", {"messages": messages, "layers": [1]}, HeadsAnswer)["heads"]
+
+
 ITEM = {"text": TEXT, "pronoun": {"text": "it"}, "candidates": [{"text": "cat"}, {"text": "mat"}], "gold": 1}
 
 
