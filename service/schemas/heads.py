@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from attention_core.heads import LABELS
@@ -28,8 +28,6 @@ def _known_score(name: str) -> str:
 
 ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra={"enum": list(LABELS)})]
 Threshold = Annotated[float, Field(ge=0, le=1)]
-Bit = Annotated[int, Field(ge=0, le=1)]
-Bits = Annotated[list[Bit], Field(min_length=1, max_length=1000)]
 Bit = Annotated[int, Field(ge=0, le=1)]
 Bits = Annotated[list[Bit], Field(min_length=1, max_length=1000)]
 
