@@ -92,9 +92,7 @@ def read_json(model: type[T]) -> T:
             raise TooLargeError(detail, limit=limit, actual=LONGEST_LIST + 1) from None
         body = from_json(raw)
         fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
-        more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-        where = f"{fields[0].pointer}: " if fields[0].pointer else ""
-        raise InvalidRequestError(f"{where}{fields[0].detail}{more}", errors=fields) from None
+        raise InvalidRequestError.of(fields, more=len(faults) - 1) from None
     _refuse_duplicate_members(raw)
     return parsed
 
@@ -102,7 +100,8 @@ def read_json(model: type[T]) -> T:
 def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
     """The query string as `model`: parameters of the same names, lists separated by commas.
 
-    `names` says how each parameter is read. Raises InvalidRequestError; pointers are those of the same request as JSON.
+    `names` says how each parameter is read; `presentation` has refused any other. Raises InvalidRequestError; pointers
+    are those of the same request as JSON.
     """
     body: dict[str, object] = {}
     faults = []
@@ -110,10 +109,8 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
         if name in PRESENTATION:
             continue
         target = ALIASES.get(name, name)
-        kind = names.get(target)
-        if kind is None:
-            faults.append(FieldError(pointer_of([name]), "unknown_field", "There is no such parameter."))
-        elif len(values) > 1 or target in body:
+        kind = names[target]
+        if len(values) > 1 or target in body:
             faults.append(
                 FieldError(pointer_of([target]), "incompatible_options", "The parameter is given twice.")
             )
@@ -126,17 +123,14 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
             ]
             body[target] = parts if kind == "integers" or len(parts) > 1 else parts[0]
     if "text" in names and "text" not in body and not faults:
-        faults.append(FieldError("/text", "missing_field", "The field is required."))
-        raise InvalidRequestError("/text: The field is required.", errors=faults)
+        raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
     try:
         parsed = model.model_validate(body)
     except ValidationError as error:
         for fault in error.errors(include_url=False, include_input=False, include_context=True):
             faults.append(_field_error(fault, body))
     if faults:
-        first = faults[0]
-        detail = f"{first.pointer}: {first.detail}" if first.pointer else first.detail
-        raise InvalidRequestError(detail, errors=faults)
+        raise InvalidRequestError.of(faults)
     return parsed
 
 
@@ -162,7 +156,7 @@ def presentation(*, others: Collection[str] = ()) -> dict[str, str]:
         if len(found.get(name, ())) > 1
     ]
     if faults:
-        raise InvalidRequestError(f"{faults[0].pointer}: {faults[0].detail}", errors=faults)
+        raise InvalidRequestError.of(faults)
     return {name: found[name][0] for name in PRESENTATION if name in found}
 
 

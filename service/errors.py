@@ -71,6 +71,14 @@ class InvalidRequestError(RequestError):
     """The body is JSON, but what it says is not valid."""
 
     @classmethod
+    def of(cls, errors: Sequence[FieldError], *, more: int = 0) -> InvalidRequestError:
+        """Several faults; the sentence is the first one's, with its place, and says how many `more` there are."""
+        first = errors[0]
+        where = f"{first.pointer}: " if first.pointer else ""
+        rest = f" ({more} more)" if more else ""
+        return cls(f"{where}{first.detail}{rest}", errors=errors)
+
+    @classmethod
     def at(
         cls,
         pointer: str,

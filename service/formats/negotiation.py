@@ -20,6 +20,9 @@ class Options:
     spreadsheet: bool = False
 
 
+DEFAULTS = Options()
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One way to write the answer.
@@ -70,7 +73,7 @@ def choose(
 def options_of(query: Mapping[str, str]) -> Options:
     """Options from query parameters. Raises InvalidRequestError for one that cannot be used."""
     faults = []
-    width = 800
+    width = DEFAULTS.width
     if "width" in query:
         if query["width"].isascii() and query["width"].isdecimal() and len(query["width"]) < 9:
             width = int(query["width"])
@@ -79,12 +82,12 @@ def options_of(query: Mapping[str, str]) -> Options:
         if not faults and width not in pictures.WIDTHS:
             detail = f"The width is {pictures.WIDTHS.start} to {pictures.WIDTHS.stop - 1} pixels."
             faults.append(FieldError("/width", "out_of_range", detail))
-    colormap = query.get("colormap", "viridis")
+    colormap = query.get("colormap", DEFAULTS.colormap)
     if colormap not in pictures.COLORMAPS:
         detail = f"Must be one of {', '.join(pictures.COLORMAPS)}."
         faults.append(FieldError("/colormap", "unknown_option", detail))
     if query.get("spreadsheet", "0") not in ("0", "1"):
         faults.append(FieldError("/spreadsheet", "unknown_option", "Must be 0 or 1."))
     if faults:
-        raise InvalidRequestError(f"{faults[0].pointer}: {faults[0].detail}", errors=faults)
+        raise InvalidRequestError.of(faults)
     return Options(width, colormap, query.get("spreadsheet") == "1")

@@ -53,7 +53,7 @@ def _tokenize(session: Session, one: Input, parse_special: bool) -> TokenizedTex
         detail = f"The vocabulary's ids are 0 to {error.size - 1}."
         return InvalidRequestError.at(pointer, "out_of_range", detail)
     except ChatTemplateError as error:
-        return InvalidRequestError.at(one.pointer, "incompatible_options", f"{sentence(error)}")
+        return InvalidRequestError.at(one.pointer, "incompatible_options", sentence(error))
     if len(text) > limit:
         pointer = one.pointer
         if text.second_token is not None and len(text) - text.second_token > text.second_token:

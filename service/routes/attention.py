@@ -86,6 +86,7 @@ PARAMETERS = (
 )
 
 
+URL = (MalformedBodyError, InvalidRequestError, TooLargeError)  # what can be wrong with a request in a URL
 ENDING = {"name": "name", "in": "path", "required": True, "schema": {"enum": [one.name for one in FORMATS]}}
 
 
@@ -111,7 +112,7 @@ def attention_maps() -> Response:
     "Where does every head look? (one text, in the URL)",
     tag="attention",
     answer=AttentionAnswer,
-    problems=(*ASKING, MalformedBodyError, NotAcceptableError, InvalidRequestError, TooLargeError),
+    problems=(*ASKING, *URL, NotAcceptableError),
     formats=FORMATS,
     parameters=(*PARAMETERS, *PRESENTATION),
 )
@@ -125,7 +126,7 @@ def get_attention_maps() -> Response:
     "The same, the format as the ending of the path",
     tag="attention",
     answer=AttentionAnswer,
-    problems=(*ASKING, MalformedBodyError, NotFound, InvalidRequestError, TooLargeError),
+    problems=(*ASKING, *URL, NotFound),
     formats=FORMATS,
     parameters=(ENDING, *PARAMETERS, *PRESENTATION),
 )

@@ -15,7 +15,7 @@ from werkzeug.datastructures import MIMEAccept
 from service import errors
 from service.engine import Engine, Session
 from service.formats import json
-from service.formats.negotiation import JSON, Format, Options, choose
+from service.formats.negotiation import DEFAULTS, JSON, Format, Options, choose
 from service.jobs.common import check_count
 from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
@@ -45,8 +45,6 @@ READING = (
 )
 ADMISSION = (errors.OverloadedError, errors.NotReadyError)
 ASKING = (*ADMISSION, errors.DeadlineExceededError)
-
-DEFAULTS = Options()
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -44,9 +44,6 @@ def test_a_setting_that_makes_no_sense_stops_the_start(
     assert message.count("\n") == 1
 
 
-V1_QUOTA = {"cpu/a/cpu.cfs_quota_us": "400000", "cpu/a/cpu.cfs_period_us": "100000"}
-
-
 @pytest.fixture
 def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(13)))
