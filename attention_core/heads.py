@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from numpy.random import PCG64
@@ -570,6 +570,8 @@ def _entropy(weights: Tensor) -> Tensor:
     return -weights.clamp_min(tiny).log_().mul_(weights).sum(-1, dtype=torch.float64)
 
 
+R = TypeVar("R", bound=HeadResult)
+
 # --- labels -------------------------------------------------------------------------------------------------
 
 
@@ -692,6 +694,15 @@ def summarise(labelled: Sequence[Sequence[str]], names: Collection[str]) -> dict
         raise ShapeError("labelled heads", expected="at least one", got=0)
     counts = {name: sum(name in carried for carried in labelled) for name in names}
     return {name: LabelCount(count, count / len(labelled)) for name, count in counts.items()}
+
+
+def strongest(results: Sequence[R], name: str, *, count: int = 5) -> tuple[R, ...]:
+    """The `count` heads with the highest score of that name, descending, whether labelled or not; equals in order.
+
+    Left out are heads whose status is not ok. Raises KeyError for a score that the results do not have.
+    """
+    usable = [head for head in results if head.scores[name].status == "ok"]
+    return tuple(sorted(usable, key=lambda head: -(head.scores[name].score or 0.0))[:count])
 
 
 def definitions(

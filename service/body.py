@@ -31,9 +31,9 @@ from service.settings import Settings
 
 T = TypeVar("T", bound=BaseModel)
 
-Kind = Literal["text", "integer", "integers"]
+# How a URL says it: as it stands, a number, a,b,c, or name:number,name:number
+Kind = Literal["text", "integer", "integers", "texts", "numbers"]
 ALIASES = {"layer": "layers", "head": "heads"}
-PRESENTATION = ("format", "width", "colormap", "spreadsheet")  # how an answer is written, not what it holds
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
 
@@ -60,6 +60,7 @@ MESSAGES = {
     "extra_forbidden": "There is no such field",
     "missing": "The field is required",
     "too_short": "The list must not be empty",
+    "dict_type": "Names and numbers are expected: an object, or `name:number,name:number` in a URL",
 }
 
 
@@ -100,28 +101,21 @@ def read_json(model: type[T]) -> T:
 def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
     """The query string as `model`: parameters of the same names, lists separated by commas.
 
-    `names` says how each parameter is read; `presentation` has refused any other. Raises InvalidRequestError; pointers
-    are those of the same request as JSON.
+    `names` says how each parameter is read; others, which say how the answer is written, are passed over. Raises
+    InvalidRequestError; pointers are those of the same request as JSON.
     """
     body: dict[str, object] = {}
     faults = []
     for name, values in arguments().items():
-        if name in PRESENTATION:
-            continue
         target = ALIASES.get(name, name)
-        kind = names[target]
+        if target not in names:
+            continue
         if len(values) > 1 or target in body:
             faults.append(
                 FieldError(pointer_of([target]), "incompatible_options", "The parameter is given twice.")
             )
-        elif kind == "text":
-            body[target] = values[0]
         else:
-            parts = [
-                int(part) if re.fullmatch(r"-?\d{1,18}", part, re.ASCII) else part
-                for part in values[0].split(",")
-            ]
-            body[target] = parts if kind == "integers" or len(parts) > 1 else parts[0]
+            body[target] = _value(values[0], names[target])
     if "text" in names and "text" not in body and not faults:
         raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
     try:
@@ -134,6 +128,28 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
     return parsed
 
 
+def _value(given: str, kind: Kind) -> object:
+    """What a parameter says; what is not of its kind is left as it is, for the model to refuse."""
+    match kind:
+        case "text":
+            return given
+        case "texts":
+            return given.split(",")
+        case "numbers":
+            pairs = [part.rpartition(":") for part in given.split(",")]
+            if len({name for name, _, _ in pairs}) < len(pairs) or not all(colon for _, colon, _ in pairs):
+                return given
+            return {name: _number(value, float) for name, _, value in pairs}
+        case "integer" | "integers":
+            parts = [_number(part, int) for part in given.split(",")]
+            return parts if kind == "integers" or len(parts) > 1 else parts[0]
+
+
+def _number(given: str, kind: type[int] | type[float]) -> int | float | str:
+    plain = r"-?\d{1,19}" if kind is int else r"-?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE]-?\d{1,3})?"
+    return kind(given) if re.fullmatch(plain, given, re.ASCII) else given
+
+
 def arguments() -> dict[str, list[str]]:
     """The query string's parameters and all their values. Raises MalformedBodyError where it is not UTF-8."""
     try:
@@ -142,22 +158,22 @@ def arguments() -> dict[str, list[str]]:
         raise MalformedBodyError("The query string is not UTF-8, percent-encoded.") from None
 
 
-def presentation(*, others: Collection[str] = ()) -> dict[str, str]:
-    """The parameters that say how the answer is written. Any but those and `others` is refused."""
+def presentation(names: Collection[str], *, others: Collection[str] = ()) -> dict[str, str]:
+    """The parameters `names`, which say how the answer is written. Any but those and `others` is refused."""
     found = arguments()
     faults = [
         FieldError(pointer_of([name]), "unknown_field", "There is no such parameter.")
         for name in found
-        if name not in PRESENTATION and name not in others
+        if name not in names and name not in others
     ]
     faults += [
         FieldError(f"/{name}", "incompatible_options", "The parameter is given twice.")
-        for name in PRESENTATION
+        for name in names
         if len(found.get(name, ())) > 1
     ]
     if faults:
         raise InvalidRequestError.of(faults)
-    return {name: found[name][0] for name in PRESENTATION if name in found}
+    return {name: found[name][0] for name in names if name in found}
 
 
 def _read(limit: int, seconds: float) -> bytes:

@@ -6,8 +6,9 @@ from typing import Literal
 
 from service.errors import InvalidRequestError
 from service.formats import json, npz, page, pictures, tables
-from service.formats.negotiation import Format, Options, Payload
+from service.formats.negotiation import COLORMAP, SPREADSHEET, WIDTH, Format, Options, Payload
 
+PARAMETERS = (WIDTH, COLORMAP, SPREADSHEET)
 SVG_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 FORMATS = (

@@ -16,11 +16,12 @@ def dumps(payload: object, *, nulls: bool = False) -> bytes:
     With `nulls`, NaN in an array is written as null: the caller has seen to it that it stands only where there is no
     number. Raises ValueError for any other number that is not finite: orjson would write null, which reads like data.
     """
-    _check_finite(payload, nulls)
+    check_finite(payload, nulls)
     return orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _check_finite(value: object, nulls: bool) -> None:
+def check_finite(value: object, nulls: bool = False) -> None:
+    """Raise ValueError for a number that is not finite, anywhere in a payload; `nulls` as for `dumps`."""
     match value:
         case float():
             if not math.isfinite(value):
@@ -30,7 +31,7 @@ def _check_finite(value: object, nulls: bool) -> None:
                 raise ValueError("an answer holds an array with numbers that are not finite")
         case dict():
             for member in value.values():
-                _check_finite(member, nulls)
+                check_finite(member, nulls)
         case list() | tuple():
             for member in value:
-                _check_finite(member, nulls)
+                check_finite(member, nulls)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from service.errors import FieldError, InvalidRequestError, NotAcceptableError
 from service.formats import json, pictures
@@ -17,10 +18,50 @@ class Options:
 
     width: int = 800
     colormap: str = "viridis"
+    color: str = "label"
     spreadsheet: bool = False
 
 
 DEFAULTS = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter that sets an option: to what one of the `choices` stands for, or to a number in `bounds`."""
+
+    name: str
+    description: str
+    choices: Mapping[str, object] = field(default_factory=dict)
+    bounds: range = range(0)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its values, as JSON Schema."""
+        if self.choices:
+            return {"type": "string", "enum": list(self.choices)}
+        return {"type": "integer", "minimum": self.bounds.start, "maximum": self.bounds.stop - 1}
+
+    def read(self, given: str) -> object:
+        """The option's value. Raises InvalidRequestError."""
+        if self.choices:
+            if given not in self.choices:
+                detail = f"Must be one of {', '.join(self.choices)}."
+                raise InvalidRequestError.at(f"/{self.name}", "unknown_option", detail)
+            return self.choices[given]
+        low, high = self.bounds.start, self.bounds.stop - 1
+        if not (given.isascii() and given.isdecimal() and len(given) < 9):
+            detail = f"Must be a whole number, {low} to {high}."
+            raise InvalidRequestError.at(f"/{self.name}", "wrong_type", detail)
+        if int(given) not in self.bounds:
+            raise InvalidRequestError.at(f"/{self.name}", "out_of_range", f"Must be {low} to {high}.")
+        return int(given)
+
+
+WIDTH = Parameter("width", "Of a picture, in pixels.", bounds=pictures.WIDTHS)
+COLORMAP = Parameter("colormap", "Of a picture.", choices={name: name for name in pictures.COLORMAPS})
+SPREADSHEET = Parameter(
+    "spreadsheet", "1 defuses CSV cells that a spreadsheet would run.", choices={"0": False, "1": True}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +111,16 @@ def choose(
     return next(one for one in formats if one.media_type == best)
 
 
-def options_of(query: Mapping[str, str]) -> Options:
-    """Options from query parameters. Raises InvalidRequestError for one that cannot be used."""
-    faults = []
-    width = DEFAULTS.width
-    if "width" in query:
-        if query["width"].isascii() and query["width"].isdecimal() and len(query["width"]) < 9:
-            width = int(query["width"])
-        else:
-            faults.append(FieldError("/width", "wrong_type", "The width is a whole number of pixels."))
-        if not faults and width not in pictures.WIDTHS:
-            detail = f"The width is {pictures.WIDTHS.start} to {pictures.WIDTHS.stop - 1} pixels."
-            faults.append(FieldError("/width", "out_of_range", detail))
-    colormap = query.get("colormap", DEFAULTS.colormap)
-    if colormap not in pictures.COLORMAPS:
-        detail = f"Must be one of {', '.join(pictures.COLORMAPS)}."
-        faults.append(FieldError("/colormap", "unknown_option", detail))
-    if query.get("spreadsheet", "0") not in ("0", "1"):
-        faults.append(FieldError("/spreadsheet", "unknown_option", "Must be 0 or 1."))
+def options_of(query: Mapping[str, str], parameters: Sequence[Parameter]) -> Options:
+    """Options from query parameters. Raises InvalidRequestError, with a fault for each that cannot be used."""
+    found: dict[str, Any] = {}
+    faults: list[FieldError] = []
+    for parameter in parameters:
+        if parameter.name in query:
+            try:
+                found[parameter.name] = parameter.read(query[parameter.name])
+            except InvalidRequestError as error:
+                faults += error.errors
     if faults:
         raise InvalidRequestError.of(faults)
-    return Options(width, colormap, query.get("spreadsheet") == "1")
+    return Options(**found)

@@ -23,6 +23,7 @@ from attention_core.heads import (
     pattern_rule,
     pool,
     repeat_probe,
+    strongest,
     summarise,
     text_facts,
     thresholds_of,
@@ -63,7 +64,10 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
         "model": session.model.provenance,
         "summary": {
             "heads": len(head_results),
-            "labels": {name: asdict(count) for name, count in summarise(labelled, thresholds).items()},
+            "labels": {
+                name: {**asdict(count), "top": _top(head_results, name)}
+                for name, count in summarise(labelled, thresholds).items()
+            },
         },
         "heads": [
             {
@@ -78,6 +82,7 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
             name: asdict(one) for name, one in definitions(request.thresholds, rules=rules).items()
         },
         "warnings": _warnings(head_results, texts),
+        "request": request.model_dump(mode="json", exclude_none=True),
     }
     if probe is not None:
         length = len(probe.sequences[0]) // 2
@@ -156,6 +161,13 @@ def _head(result: HeadResult, request: HeadsRequest) -> dict[str, object]:
     if custom is not None and request.pattern is not None:
         custom["mae_similarity"] = mae_similarity(result.scores["custom"], request.pattern)
     return described
+
+
+def _top(results: Sequence[HeadResult], name: str) -> list[dict[str, object]]:
+    return [
+        {"layer": one.layer, "head": one.head, "score": one.scores[name].score}
+        for one in strongest(results, name)
+    ]
 
 
 def _warnings(results: Sequence[HeadResult], texts: Sequence[TokenizedText]) -> list[dict[str, str]]:

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from flask import Response, current_app, g, request
 from pydantic import BaseModel
-from werkzeug.datastructures import MIMEAccept
 
 from service import errors
 from service.engine import Engine, Session
 from service.formats import json
-from service.formats.negotiation import DEFAULTS, JSON, Format, Options, choose
+from service.formats.negotiation import DEFAULTS, JSON, Format, Options
 from service.jobs.common import check_count
 from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
@@ -141,17 +140,6 @@ def _tagged(response: Response, tag: str) -> Response:
         response.set_etag(tag, weak=True)  # the same numbers, not always the same bytes: a ZIP holds a time
     response.vary.add("Accept")
     return response
-
-
-def choose_format(formats: Sequence[Format], name: str | None) -> Format:
-    """By name, else by the Accept header."""
-    # what follows a type, such as a charset, is no reason to refuse it
-    accepted = MIMEAccept([(given.partition(";")[0].strip(), q) for given, q in request.accept_mimetypes])
-    return choose(
-        formats,
-        name,
-        lambda offered: accepted.best_match(offered) if accepted else offered[0],
-    )
 
 
 def answer(payload: dict[str, object]) -> Response:

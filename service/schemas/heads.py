@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -89,11 +89,22 @@ class ProbeInfo(Answer):
     )
 
 
+class TopHead(Answer):
+    """One of the heads with the highest score."""
+
+    layer: int
+    head: int
+    score: float
+
+
 class LabelCount(Answer):
     """How many of the answer's heads carry a label."""
 
     count: int
     fraction: float
+    top: list[TopHead] = Field(
+        description="The five heads that score highest, descending, whether they carry the label or not."
+    )
 
 
 class Summary(Answer):
@@ -158,3 +169,7 @@ class HeadsAnswer(Answer):
     )
     definitions: dict[str, Definition]
     warnings: list[Warning]
+    request: dict[str, Any] = Field(
+        description="The request with every default filled in. Sent again to the same `model` it gives the same "
+        "answer: with the two together an answer can be cited."
+    )

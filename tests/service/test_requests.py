@@ -259,7 +259,7 @@ def test_at_most_twenty_errors_are_listed(client: FlaskClient) -> None:
 
 def test_unknown_paths_and_methods_are_problems_too(client: FlaskClient) -> None:
     assert problem(client.get("/nope"), 404)["type"] == "/problems/not-found"
-    response = client.get("/v1/heads")
+    response = client.get("/v1/tokenize")
     assert problem(response, 405)["type"] == "/problems/method-not-allowed"
     assert response.headers["Allow"] == "OPTIONS, POST"
     problem(client.get("/problems/nope"), 404)

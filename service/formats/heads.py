@@ -1,0 +1,19 @@
+"""The formats of a heads answer."""
+
+from __future__ import annotations
+
+from service.formats import head_table, json
+from service.formats.negotiation import COLORMAP, WIDTH, Format
+
+PARAMETERS = (WIDTH, COLORMAP)
+FORMATS = (
+    Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload)),
+    Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(head_table.rows(payload))),
+    Format(
+        "csv",
+        head_table.CSV_MEDIA_TYPE,
+        lambda payload, _: head_table.csv(payload),
+        charset=True,
+        file_name="heads.csv",
+    ),
+)

@@ -1,0 +1,170 @@
+"""A question to the model, in every way it can be put: POST with JSON, GET, and GET with a format as the ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from flask import Response, request
+from pydantic import BaseModel
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.exceptions import NotFound
+
+from service.body import ALIASES, Kind, presentation, read_json, read_query
+from service.engine import Session
+from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError, TooLargeError
+from service.formats.negotiation import Format, Parameter, choose, options_of
+from service.routes.common import ASKING, View, ask, describes
+from service.schemas.common import AsksAboutTexts
+
+R = TypeVar("R", bound=AsksAboutTexts)
+
+URL = (MalformedBodyError, InvalidRequestError, TooLargeError)  # what can be wrong with a request in a URL
+_TYPES: dict[Kind, str] = {
+    "text": "string",
+    "integer": "integer",
+    "integers": "array",
+    "texts": "array",
+    "numbers": "object",
+}
+
+
+@dataclass(frozen=True)
+class Question(Generic[R]):
+    """A question, its answer's formats, and what of it a URL can say (`query`: one text, names and numbers).
+
+    `post`, `get` and `get_as` describe and answer the three routes; each takes a view only for its name and docstring.
+    """
+
+    summary: str
+    tag: str
+    request: type[R]
+    answer: type[BaseModel]
+    job: Callable[[R, Session], dict[str, object]]
+    formats: Sequence[Format]
+    query: Mapping[str, Kind]
+    parameters: Sequence[Parameter]
+
+    def describe_post(self) -> Callable[[View], View]:
+        """The contract of the POST."""
+        return describes(
+            self.summary,
+            tag=self.tag,
+            request=self.request,
+            answer=self.answer,
+            problems=(*ASKING, NotAcceptableError),
+            formats=self.formats,
+            parameters=self._written,
+        )
+
+    def describe_get(self) -> Callable[[View], View]:
+        """The contract of the GET."""
+        return describes(
+            f"{self.summary} (one text, in the URL)",
+            tag=self.tag,
+            answer=self.answer,
+            problems=(*ASKING, *URL, NotAcceptableError),
+            formats=self.formats,
+            parameters=(*self._asked, *self._written),
+        )
+
+    def describe_ending(self) -> Callable[[View], View]:
+        """The contract of the GET whose path ends in a format's name."""
+        ending = {"name": "name", "in": "path", "required": True, "schema": {"enum": self._names}}
+        return describes(
+            "The same, the format as the ending of the path",
+            tag=self.tag,
+            answer=self.answer,
+            problems=(*ASKING, *URL, NotFound),
+            formats=self.formats,
+            parameters=(ending, *self._asked, *self._written),
+        )
+
+    def post(self) -> Response:
+        """The answer in the format that `?format=` names or `Accept` prefers."""
+        how = presentation(self._presentation)
+        written = self._choose(how.get("format"))
+        return ask(self.job, read_json(self.request), written, options_of(how, self.parameters))
+
+    def get(self, name: str | None = None) -> Response:
+        """The same for a request in the URL; `name` is the format that the path ends in."""
+        if name is not None and name not in self._names:
+            raise NotFound
+        how = presentation(self._presentation, others=(*self.query, *self._aliases))
+        if name is not None and how.setdefault("format", name) != name:
+            raise InvalidRequestError.at("/format", "incompatible_options", "The path names another format.")
+        written = self._choose(how.get("format"))
+        options = options_of(how, self.parameters)
+        return ask(self.job, read_query(self.request, self.query), written, options)
+
+    def _choose(self, name: str | None) -> Format:
+        """By name, else by the Accept header."""
+        # what follows a type, such as a charset, is no reason to refuse it
+        accepted = MIMEAccept([(given.partition(";")[0].strip(), q) for given, q in request.accept_mimetypes])
+        return choose(
+            self.formats,
+            name,
+            lambda offered: accepted.best_match(offered) if accepted else offered[0],
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        return [one.name for one in self.formats]
+
+    @property
+    def _presentation(self) -> list[str]:
+        return ["format", *(one.name for one in self.parameters)]
+
+    @property
+    def _aliases(self) -> list[str]:
+        return [alias for alias, name in ALIASES.items() if name in self.query]
+
+    @cached_property
+    def _asked(self) -> list[dict[str, Any]]:
+        """What a URL can say of the request, as OpenAPI parameters."""
+        schema = self.request.model_json_schema()
+
+        def form(name: str) -> dict[str, Any]:
+            wanted = _TYPES[self.query[name]]
+            found = next(one for one in _forms(schema["properties"][name]) if one.get("type") == wanted)
+            return {key: value for key, value in found.items() if key not in ("title", "description")}
+
+        described = [
+            _described(name, form(name), "As in the body of the POST.", required=name == "text")
+            for name in self.query
+        ]
+        for alias in self._aliases:
+            name = ALIASES[alias]
+            described.append(_described(alias, form(name)["items"], f"Short for one of `{name}`."))
+        return described
+
+    @cached_property
+    def _written(self) -> list[dict[str, Any]]:
+        """How the answer is written, as OpenAPI parameters."""
+        formats = {"type": "string", "enum": self._names}
+        return [
+            _described("format", formats, "Wins over the Accept header."),
+            *(_described(one.name, one.schema, one.description) for one in self.parameters),
+        ]
+
+
+def _forms(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A JSON schema and the alternatives in it."""
+    yield schema
+    for alternative in [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
+        yield from _forms(alternative)
+
+
+def _described(
+    name: str, schema: dict[str, Any], description: str, *, required: bool = False
+) -> dict[str, Any]:
+    parameter = {"name": name, "in": "query", "required": required, "description": description}
+    match schema.get("type"):
+        case "array":  # a,b,c
+            return parameter | {"style": "form", "explode": False, "schema": schema}
+        case "object":  # name:number,name:number, which no style of OpenAPI's writes
+            description += " Names and numbers as `sink:0.4,broad:0.9`."
+            return parameter | {"description": description, "schema": {"type": "string"}}
+    return parameter | {"schema": schema}
