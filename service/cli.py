@@ -1,4 +1,4 @@
-"""The command `attention-service`: serve, fetch-weights, reproduce, openapi."""
+"""The command `attention-service`: serve, fetch-weights, reproduce, openapi, readme."""
 
 from __future__ import annotations
 
@@ -30,9 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     contract.add_argument("--check", action="store_true", help="only compare; exit 1 when it is not current")
     contract.add_argument("--out", type=Path, default=Path("openapi.yaml"))
 
+    tables = commands.add_parser("readme", help="write the tables of README.md that the code knows")
+    tables.add_argument("--check", action="store_true", help="only compare; exit 1 when one is not current")
+    tables.add_argument("--out", type=Path, default=Path("README.md"))
+
     options = parser.parse_args(arguments)
     if options.command == "openapi":
-        return _openapi(options.out, check=options.check)
+        from service.openapi import as_yaml
+
+        return _write(options.out, as_yaml(), "openapi", check=options.check)
+    if options.command == "readme":
+        from service.readme import generated
+
+        text = generated(options.out.read_text(encoding="utf-8"))
+        return _write(options.out, text, "readme", check=options.check)
     try:
         settings = Settings()
     except ValidationError as error:
@@ -67,16 +78,13 @@ def _serve(settings: Settings) -> int:
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", "python:service.gunicorn_conf"])
 
 
-def _openapi(path: Path, *, check: bool) -> int:
-    from service.openapi import as_yaml
-
-    text = as_yaml()
+def _write(path: Path, text: str, command: str, *, check: bool) -> int:
     if not check:
         path.write_text(text, encoding="utf-8")
         return 0
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return 0
-    print(f"{path} is not what the code generates; run: attention-service openapi", file=sys.stderr)
+    print(f"{path} is not what the code generates; run: attention-service {command}", file=sys.stderr)
     return 1
 
 

@@ -65,8 +65,12 @@ class Settings(Limits):
         default_factory=lambda: Path.home() / ".cache" / "attention-service",
         description="Folder for converted weights and the choice of `auto`.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="In which precision the model runs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs: `auto`, `cpu` or `cuda`."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="In which precision the model runs: `float32` or `bfloat16`."
+    )
     threads: int = Field(
         0, ge=0, description="Torch's threads; 0 means the CPUs really granted (affinity and cgroup quota)."
     )

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from service.problems import PROBLEMS
-from service.settings import Settings
 from tests.e2e.conftest import Server
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -41,17 +39,3 @@ def test_a_command_gives_the_output_shown(server: Server, example: str) -> None:
     command = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == output, done.stderr
-
-
-def test_every_setting_and_its_default_stand_in_the_table() -> None:
-    for name, field in Settings.model_fields.items():
-        if name in ("host", "port", "cache"):
-            continue
-        default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
-        assert f"| `ATTENTION_{name.upper()}` | `{default}` |" in README, name
-
-
-def test_every_status_stands_in_the_table() -> None:
-    table = README.partition("## Errors")[2].partition("## Architecture")[0]
-    for problem in PROBLEMS:
-        assert re.search(rf"^\|[^|]*\b{problem.status}\b[^|]*\|", table, re.MULTILINE), problem.status

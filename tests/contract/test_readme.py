@@ -1,0 +1,43 @@
+"""README's tables are what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attention_core.heads import SCORES
+from service.cli import main
+from service.problems import PROBLEMS
+from service.readme import generated
+from service.settings import Settings, variable
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_its_tables_are_those_that_the_code_generates(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text == generated(text)
+    assert main(["readme", "--check", "--out", str(README)]) == 0
+    stale = tmp_path / "README.md"
+    stale.write_text(text.replace("| > 0.6 |", "| > 0.7 |"), encoding="utf-8")
+    assert main(["readme", "--check", "--out", str(stale)]) == 1
+    assert main(["readme", "--out", str(stale)]) == 0
+    assert stale.read_text(encoding="utf-8") == text
+
+
+def test_every_score_setting_and_error_has_its_line() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    wanted = [
+        *(f"| `{name}` | {rule.formula[:20]}" for name, rule in SCORES.items()),
+        *(f"| `{variable(name)}` | " for name in Settings.model_fields),
+        *(f"| {row.status} | `{row.type}` | " for row in PROBLEMS),
+    ]
+    assert [start for start in wanted if sum(line.startswith(start) for line in lines) != 1] == []
+
+
+def test_what_stands_outside_of_the_tables_is_kept_and_a_missing_place_is_refused() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert generated(f"before\n{text}after") == f"before\n{text}after"
+    with pytest.raises(ValueError, match="no place for the table errors"):
+        generated(text.replace("<!-- errors -->", ""))
