@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from numpy.random import PCG64
@@ -24,6 +24,9 @@ from torch import Tensor
 
 from attention_core._checks import positive_int
 from attention_core.errors import ShapeError
+
+if TYPE_CHECKING:
+    from attention_core.capture import Rows
 
 Status = Literal["ok", "too_short", "not_applicable"]
 Kind = Literal["mass", "distance", "entropy", "spans"]
@@ -477,6 +480,27 @@ class HeadScorer:
     ) -> ScoreResult:
         status: Status = "too_short" if self.tokens < SHORTEST or rows < rule.min_rows else "ok"
         return ScoreResult(score, baseline, score - baseline, argmax_rate, rows, status)
+
+
+def score_heads(
+    read: Callable[[Sequence[Sequence[int]], Mapping[int, Sequence[int]], Callable[[Rows], None]], None],
+    texts: Sequence[TextFacts],
+    heads: Mapping[int, Sequence[int]],
+    *,
+    rules: Mapping[str, ScoreRule] = SCORES,
+) -> list[tuple[HeadResult, ...]]:
+    """The scores of every head on each text, in one pass over the model.
+
+    `read` is `AttentionReader.read`, or what takes the same: its rows are scored as they stream past, and let go.
+    `heads` maps layers to their heads. Raises as `read` and `HeadScorer` do.
+    """
+    scorers = [HeadScorer(text, heads, rules=rules) for text in texts]
+
+    def add(rows: Rows) -> None:
+        scorers[rows.text].add(rows.layer, rows.heads, rows.queries, rows.weights)
+
+    read([text.ids.tolist() for text in texts], heads, add)
+    return [scorer.finish() for scorer in scorers]
 
 
 class _Baselines:

@@ -33,6 +33,17 @@ from attention_core import (
 )
 from attention_core.capture import Rows
 from attention_core.coreference import ask, score
+from attention_core.heads import (
+    PROBE_RULES,
+    label,
+    pool,
+    repeat_probe,
+    score_heads,
+    strongest,
+    summarise,
+    text_facts,
+    thresholds_of,
+)
 from attention_core.kv_cache import find_preset, kv_cache
 from attention_core.spans import resolve_span
 from service.model import LoadedModel, load_model
@@ -344,6 +355,7 @@ def _of_the_model(model: LoadedModel) -> list[Claim]:
         share = count / (layers * heads)
         return share, f"{share:.1%} ({count} of {layers * heads})"
 
+    labels = _labels(model)
     claims = [
         section.at_most("rows sum to 1, off by at most", 1e-6, _off_one(maps)),
         section.equals("weights on future tokens that are not 0", 0, int(maps.triu(1).count_nonzero())),
@@ -356,7 +368,7 @@ def _of_the_model(model: LoadedModel) -> list[Claim]:
         compare("the same with row 0", "", None, *sinks(maps[:, :, :, 0])),
     ]
     if (layers, heads) != (24, 14):
-        return claims
+        return [*claims, *labels]
     words = [token.text for token in model.tokenizer.tokenize(SENTENCE).tokens]
     previous = maps[PREVIOUS_TOKEN_HEAD].diagonal(-1).mean().item()
     pronoun = maps[PRONOUN_HEAD][words.index("it"), words.index("cat")].item()
@@ -367,7 +379,30 @@ def _of_the_model(model: LoadedModel) -> list[Claim]:
         compare('L5H5, "it" to "cat"', "83%", 0.83, pronoun, f"{pronoun:.1%}"),
         compare("L5H5, unseen sentences right", "6 of 6", 1.0, *easy),
         compare("L5H5, sentences whose right noun is the second", "", None, *control),
+        *labels,
     ]
+
+
+def _labels(model: LoadedModel) -> list[Claim]:
+    """How many heads carry each label, on the article's sentence and, where only repeats show them, on the probe."""
+    reader, text = model.reader, model.tokenizer.tokenize(SENTENCE)
+    heads = {layer: range(reader.heads) for layer in range(reader.layers)}
+    facts = text_facts(text.ids, [token.text for token in text.tokens])
+    (on_sentence,) = score_heads(reader.read, [facts], heads)
+    probe = repeat_probe(reader.vocabulary, excluded=model.tokenizer.special_ids)
+    sequences = [text_facts(sequence) for sequence in probe.sequences]
+    on_probe = pool(score_heads(reader.read, sequences, heads, rules=PROBE_RULES))
+    claims = []
+    for title, results in (("the sentence", on_sentence), ("the repeat probe, seed 0", on_probe)):
+        section = Section(f"labels of the {len(results)} heads on {title}")
+        for name, label_count in summarise(label(results), thresholds_of()).items():
+            best = strongest(results, name, count=1) if name in results[0].scores else ()
+            if not best:  # not applicable to this text, or not asked of the probe
+                continue
+            shown = f"{label_count.count} ({label_count.fraction:.1%})"
+            shown += f", most: L{best[0].layer}H{best[0].head} {best[0].scores[name].score:.3f}"
+            claims.append(section.compare(name, "", None, label_count.fraction, shown, same_model=False))
+    return claims
 
 
 def _all_maps(model: LoadedModel) -> torch.Tensor:

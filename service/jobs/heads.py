@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from attention_core.capture import Rows
 from attention_core.errors import ShapeError
 from attention_core.heads import (
     LABELS,
     PROBE_RULES,
     SCORES,
     HeadResult,
-    HeadScorer,
     LabelError,
     Probe,
     ScoreRule,
@@ -23,6 +21,7 @@ from attention_core.heads import (
     pattern_rule,
     pool,
     repeat_probe,
+    score_heads,
     strongest,
     summarise,
     text_facts,
@@ -47,13 +46,15 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     rules = _rules(request, texts[0])
     probe = _probe(request, session)
 
-    results = _score(session, [_facts(text) for text in texts], heads, rules)
+    facts = [text_facts(text.ids, [token.text for token in text.tokens]) for text in texts]
+    results = score_heads(session.read, facts, heads, rules=rules)
     head_results: Sequence[HeadResult] = results[0]
     pooled = request.texts is not None
     if pooled:
         head_results = pool(results, thresholds=request.thresholds, labels=request.labels)
     if probe is not None:
-        drawn = _score(session, [(sequence, None) for sequence in probe.sequences], heads, PROBE_RULES)
+        sequences = [text_facts(sequence) for sequence in probe.sequences]
+        drawn = score_heads(session.read, sequences, heads, rules=PROBE_RULES)
         names = [name for name in thresholds if name in PROBE_RULES]
         of_probe = {name: value for name, value in request.thresholds.items() if name in PROBE_RULES}
         head_results = with_probe(head_results, pool(drawn, thresholds=of_probe, labels=names))
@@ -135,26 +136,6 @@ def _probe(request: HeadsRequest, session: Session) -> Probe | None:
         raise InvalidRequestError.at("/probe", "incompatible_options", detail) from None
 
 
-def _facts(text: TokenizedText) -> tuple[Sequence[int], Sequence[str]]:
-    return text.ids, [token.text for token in text.tokens]
-
-
-def _score(
-    session: Session,
-    sequences: Sequence[tuple[Sequence[int], Sequence[str] | None]],
-    heads: Mapping[int, Sequence[int]],
-    rules: Mapping[str, ScoreRule],
-) -> list[tuple[HeadResult, ...]]:
-    """The scores of each sequence of token ids, whose tokens read as given beside them."""
-    scorers = [HeadScorer(text_facts(ids, texts), heads, rules=rules) for ids, texts in sequences]
-
-    def add(rows: Rows) -> None:
-        scorers[rows.text].add(rows.layer, rows.heads, rows.queries, rows.weights)
-
-    session.read([ids for ids, _ in sequences], heads, add)
-    return [scorer.finish() for scorer in scorers]
-
-
 def _head(result: HeadResult, request: HeadsRequest) -> dict[str, object]:
     described = asdict(result)
     custom = described["scores"].get("custom")
@@ -173,5 +154,6 @@ def _top(results: Sequence[HeadResult], name: str) -> list[dict[str, object]]:
 def _warnings(results: Sequence[HeadResult], texts: Sequence[TokenizedText]) -> list[dict[str, str]]:
     if not any(score.status == "too_short" for score in results[0].scores.values()):
         return []
-    length = f"the text has {len(texts[0])} tokens" if len(texts) == 1 else "the texts are short"
+    count = len(texts[0])
+    length = f"the text has {count} token{'s' * (count != 1)}" if len(texts) == 1 else "the texts are short"
     return [{"code": "too_short", "message": f"{length}: too few for some scores, which carry no label"}]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from attention_core.heads import SCORES
 from service.cli import main
@@ -41,3 +44,21 @@ def test_what_stands_outside_of_the_tables_is_kept_and_a_missing_place_is_refuse
     assert generated(f"before\n{text}after") == f"before\n{text}after"
     with pytest.raises(ValueError, match="no place for the table errors"):
         generated(text.replace("<!-- errors -->", ""))
+
+
+def test_the_citation_names_this_version_and_licence_and_every_paper_a_score_comes_from() -> None:
+    citation = yaml.safe_load((README.parent / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {name: citation[name] for name in ("title", "version", "license")} == {
+        "title": project["name"],
+        "version": project["version"],
+        "license": project["license"],
+    }
+    papers = {(paper["authors"][0]["family-names"], str(paper["year"])) for paper in citation["references"]}
+    named = {
+        found
+        for rule in SCORES.values()
+        for found in re.findall(r"(\w+) (?:et al\.|and \w+) (\d{4})", rule.source)
+    }
+    assert len(named) >= 6
+    assert named <= papers

@@ -11,7 +11,8 @@ import pytest
 
 from tests.e2e.conftest import Server
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", README, re.DOTALL | re.MULTILINE)
 
 
@@ -21,7 +22,7 @@ def split(example: str) -> tuple[str, str]:
     end = next(
         place
         for place, line in enumerate(lines)
-        if line.endswith("'") and "jq -c" in "".join(lines[: place + 1])
+        if line.endswith("'") and re.search("jq -r?c", "".join(lines[: place + 1]))
     )
     return "\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :])
 
@@ -37,5 +38,5 @@ def test_a_command_gives_the_output_shown(server: Server, example: str) -> None:
             pytest.skip(f"{tool} is not installed")
     command, output = split(example)
     command = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout.strip() == output, done.stderr

@@ -41,6 +41,11 @@ def done(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         ('L5H5, "it" to "cat"', "83%|86.9%|other model"),
         ("L5H5, unseen sentences right", "6 of 6|6 of 6|other model"),
         ("L5H5, sentences whose right noun is the second", "4 of 17|not in the article"),
+        ("sink", "179 (53.3%), most: L11H13 1.000|not in the article"),
+        ("previous_token", "9 (2.7%), most: L8H7 0.843|not in the article"),
+        ("local", "72 (21.4%), most: L8H3 1.000|not in the article"),
+        ("induction", "14 (4.2%), most: L16H3 0.967|not in the article"),
+        ("duplicate_token", "6 (1.8%), most: L3H0 0.978|not in the article"),
     ],
 )
 def test_the_figures_of_this_model_stand_beside_the_articles(

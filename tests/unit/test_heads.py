@@ -27,6 +27,7 @@ from attention_core.heads import (
     PooledHead,
     ScoreResult,
     ScoreRule,
+    Status,
     TextFacts,
     borderline,
     definitions,
@@ -36,6 +37,7 @@ from attention_core.heads import (
     pattern_rule,
     pool,
     repeat_probe,
+    strongest,
     summarise,
     text_facts,
     thresholds_of,
@@ -914,3 +916,22 @@ def test_fault_8_what_does_not_fit_is_refused_even_without_assertions() -> None:
         cwd=Path(attention_core.__file__).parents[1],
     )
     assert done.stdout.startswith("refused: weights [head, query, key]: expected (1, 3, 3)")
+
+
+def test_the_strongest_heads_come_first_equals_in_order_and_only_where_the_status_is_ok() -> None:
+    def head(place: int, score: float | None, status: Status) -> HeadResult:
+        numbers = ScoreResult(score, 0.0, score, None, 3, status)
+        return HeadResult(place, 0, {"induction": numbers}, None)
+
+    results = [
+        head(0, 0.25, "ok"),
+        head(1, 0.75, "too_short"),
+        head(2, 0.5, "ok"),
+        head(3, None, "not_applicable"),
+        head(4, 0.5, "ok"),
+        head(5, 0.0, "ok"),
+    ]
+    assert [one.layer for one in strongest(results, "induction")] == [2, 4, 0, 5]
+    assert [one.layer for one in strongest(results, "induction", count=2)] == [2, 4]
+    with pytest.raises(KeyError):
+        strongest(results, "sink")
