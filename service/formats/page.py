@@ -29,7 +29,9 @@ def page(payload: Mapping[str, object]) -> bytes:
     for _ in text_views(payload):  # refuses numbers that are not finite
         pass
     results = [_labelled(result) for result in cast(list[Mapping[str, Any]], payload["results"])]
-    return _page("page.html", orjson.dumps({**payload, "results": results}, option=orjson.OPT_SERIALIZE_NUMPY))
+    return _page(
+        "page.html", orjson.dumps({**payload, "results": results}, option=orjson.OPT_SERIALIZE_NUMPY)
+    )
 
 
 def heads_page(payload: Mapping[str, object]) -> bytes:
