@@ -275,8 +275,9 @@ def test_pooled_answers_show_their_spread(ask: Open, view: Open) -> None:
     page = view(answer)
     (head,) = [one for one in answer["heads"] if (one["layer"], one["head"]) == (1, 4)]
     cell(page, 1, 4).hover()
+    shown = numbers(page)
     for name, score in head["scores"].items():
-        *_, sd, interval, n, agreeing = numbers(page)[name]
+        *_, sd, interval, n, agreeing = shown[name]
         assert close(sd, score["sd"])
         if score["ci95"] is None:
             assert interval == "–"
