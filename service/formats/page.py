@@ -1,4 +1,4 @@
-"""Maps as one HTML page that needs nothing else: from disk, in an iframe, without a network."""
+"""Answers as one HTML page that needs nothing else: from disk, in an iframe, without a network."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import orjson
 
+from service.formats import json
 from service.formats.views import text_views, visible
 
 MEDIA_TYPE = "text/html"  # sent with charset=utf-8
@@ -20,7 +21,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 def page(payload: Mapping[str, object]) -> bytes:
-    """One self-contained page: choose layer and head, point at a token or a cell, and see the weights.
+    """Attention maps: choose layer and head, point at a token or a cell, and see the weights.
 
     The JSON answer stands in it whole, in `<script id="data" type="application/json">`, with null where there
     is no number; each token and word has a member `label` besides, its text with control characters visible.
@@ -28,12 +29,18 @@ def page(payload: Mapping[str, object]) -> bytes:
     for _ in text_views(payload):  # refuses numbers that are not finite
         pass
     results = [_labelled(result) for result in cast(list[Mapping[str, Any]], payload["results"])]
-    data = orjson.dumps({**payload, "results": results}, option=orjson.OPT_SERIALIZE_NUMPY)
-    # Outside of strings JSON holds none of these characters; inside, the escape means the same
-    for character in "<>&\u2028\u2029":
-        data = data.replace(character.encode(), b"\\u%04x" % ord(character))
-    before, after = _template()
-    return before + data + after
+    return _page(
+        "page.html", orjson.dumps({**payload, "results": results}, option=orjson.OPT_SERIALIZE_NUMPY)
+    )
+
+
+def heads_page(payload: Mapping[str, object]) -> bytes:
+    """Head scores: the grid of layers and heads by label or score; point at a head and see all of its numbers.
+
+    The JSON answer stands in it whole, in `<script id="data" type="application/json">`. `#L8H7` after the page's
+    address chooses a head. Raises ValueError for numbers that are not finite.
+    """
+    return _page("heads.html", json.dumps(payload))
 
 
 def _labelled(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -45,9 +52,23 @@ def _labelled(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**result, **labelled}
 
 
+def _page(name: str, data: bytes) -> bytes:
+    """A page around its data, JSON that no text in it can leave."""
+    # Outside of strings JSON holds none of these characters; inside, the escape means the same
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character.encode(), b"\\u%04x" % ord(character))
+    before, after = _template(name)
+    return before + data + after
+
+
 @cache
-def _template() -> tuple[bytes, bytes]:
-    """The page before and after its data."""
-    html = files("service.formats").joinpath("page.html").read_text(encoding="utf-8")
-    before, after = html.replace("{{csp}}", CONTENT_SECURITY_POLICY).split("{{data}}")
+def _template(name: str) -> tuple[bytes, bytes]:
+    """A page before and after its data, with the style and script that all pages share."""
+    html = _read(name).replace("{{csp}}", CONTENT_SECURITY_POLICY)
+    html = html.replace("{{css}}", _read("page.css")).replace("{{script}}", _read("page.js"))
+    before, after = html.split("{{data}}")
     return before.encode(), after.encode()
+
+
+def _read(name: str) -> str:
+    return files("service.formats").joinpath(name).read_text(encoding="utf-8")
