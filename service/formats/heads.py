@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.formats import head_table, json
+from service.formats import head_table, json, page
 from service.formats.negotiation import COLORMAP, WIDTH, Format
 
 PARAMETERS = (WIDTH, COLORMAP)
@@ -15,5 +15,12 @@ FORMATS = (
         lambda payload, _: head_table.csv(payload),
         charset=True,
         file_name="heads.csv",
+    ),
+    Format(
+        "html",
+        page.MEDIA_TYPE,
+        lambda payload, _: page.heads_page(payload),
+        charset=True,
+        content_security_policy=page.CONTENT_SECURITY_POLICY,
     ),
 )

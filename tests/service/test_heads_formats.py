@@ -20,7 +20,12 @@ from tests.tiny import HEADS, LAYERS
 
 TEXT = "the cat sat on the mat, it is"
 TEXTS = {"texts": [TEXT, "the mat, the mat, the mat", "it"]}
-TYPES = {"json": "application/json", "rows": "application/json", "csv": "text/csv; charset=utf-8"}
+TYPES = {
+    "json": "application/json",
+    "rows": "application/json",
+    "csv": "text/csv; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+}
 
 
 def records(client: FlaskClient, body: dict[str, Any]) -> list[dict[str, str]]:
