@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from service.formats import drawing, npz, page, pictures, tables
 from service.formats import json as json_format
-from service.formats import npz, page, pictures, tables
 from service.formats.views import visible
 
 LAYERS, HEADS = [3, 11], [0, 2, 5]  # as chosen by a request: neither all nor from 0
@@ -333,7 +333,7 @@ def expected_colors(weights: np.ndarray, colormap: str = "viridis") -> np.ndarra
     return colors
 
 
-@pytest.mark.parametrize("colormap", pictures.COLORMAPS)
+@pytest.mark.parametrize("colormap", drawing.COLORMAPS)
 def test_the_colours_of_an_svg_are_the_weights(colormap: str) -> None:
     weights = softmax_maps(7)[0, 0]
     heat, _bar = svg_images(svg_root(one_map(TOKENS, weights), colormap=colormap))
@@ -442,7 +442,7 @@ def test_any_token_can_be_drawn_without_a_warning_and_stays_well_formed(labels: 
 
 
 def test_a_character_that_no_font_has_is_its_code_point() -> None:
-    absent = next(chr(point) for point in range(0x12000, 0x12400) if point not in pictures._glyphs())
+    absent = next(chr(point) for point in range(0x12000, 0x12400) if point not in drawing.glyphs())
     assert svg_texts(svg_root(one_map([absent, "b"]))).count(f"U+{ord(absent):04X}") == 2
 
 
@@ -470,7 +470,7 @@ def test_long_labels_are_cut_by_the_columns_they_take() -> None:
 
 
 def has_glyph(character: str) -> bool:
-    return ord(character) in pictures._glyphs()
+    return ord(character) in drawing.glyphs()
 
 
 @pytest.mark.parametrize(
@@ -482,14 +482,14 @@ def has_glyph(character: str) -> bool:
     ],
 )
 def test_a_picture_refuses_what_it_cannot_do(options: dict[str, Any], code: str, field: str) -> None:
-    with pytest.raises(pictures.PictureError) as caught:
+    with pytest.raises(drawing.PictureError) as caught:
         pictures.picture(one_map(["a"]), "png", **options)
     assert (caught.value.code, caught.value.field) == (code, field)
 
 
 def test_there_is_no_picture_of_a_text_that_was_skipped() -> None:
     skipped = {"error": {"code": "empty_text", "pointer": "/texts/0", "detail": "The text is empty."}}
-    with pytest.raises(pictures.PictureError) as caught:
+    with pytest.raises(drawing.PictureError) as caught:
         pictures.picture(answer(skipped, one_map(["a"])["results"][0]), "svg")
     assert caught.value.code == "nothing_to_draw"
 
@@ -500,7 +500,7 @@ def test_a_picture_of_few_heads_and_many_layers_is_not_endless() -> None:
     ]
     image = Image.open(io.BytesIO(pictures.picture(answer(result(["a"], maps)), "png", width=2000)))
     assert image.width == 2000
-    assert image.height <= pictures.MAX_HEIGHT
+    assert image.height <= drawing.MAX_HEIGHT
 
 
 # --- the page -----------------------------------------------------------------------------------------------
