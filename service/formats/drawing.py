@@ -134,10 +134,14 @@ class Sheet:
         )
 
     def lines(
-        self, paths: Sequence[Sequence[tuple[float, float]]], color: str, pixels: float = 1.0, **style: Any
+        self,
+        paths: Sequence[Sequence[tuple[float, float]]],
+        color: str,
+        pixels: float | Sequence[float] = 1.0,
+        **style: Any,
     ) -> None:
-        """Each a line from point to point."""
-        style = {"colors": color, "linewidths": pixels * 0.75, "snap": False, **style}
+        """Each a line from point to point, `pixels` thick."""
+        style = {"colors": color, "linewidths": np.multiply(pixels, 0.75), "snap": False, **style}
         self._axes.add_collection(LineCollection(paths, **style), autolim=False)
 
     def dots(self, places: Sequence[tuple[float, float]], pixels: float) -> None:
@@ -187,7 +191,7 @@ class Sheet:
 
 def is_light(rgba: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Whether dark text reads better than white on each of the colours [..., 4]."""
-    return np.asarray(rgba[..., :3] @ np.array([0.299, 0.587, 0.114]) > 140)
+    return np.asarray(rgba[..., :3] @ np.array([0.299, 0.587, 0.114]) > 120)
 
 
 def text_widths(labels: Sequence[str], pixels: float) -> list[float]:
