@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.colors import Normalize, to_hex, to_rgba
+from matplotlib.colors import to_rgba
 from matplotlib.ticker import MaxNLocator
 
 from attention_core.heads import NOISE, PROBE_RULES, SCORES
@@ -110,7 +110,8 @@ class _Scale:
     threshold: tuple[str, float] | None  # what it is marked with, and its place
 
     def color(self, value: float) -> str:
-        return to_hex(matplotlib.colormaps[self.colormap](Normalize(0, self.high)(value)))
+        red, green, blue, _ = matplotlib.colormaps[self.colormap](value / self.high, bytes=True)
+        return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 @dataclass(frozen=True, slots=True)
