@@ -77,7 +77,10 @@ _LONGEST = 16  # columns of a label; a CJK character takes two
 
 
 class PictureError(ValueError):
-    """A picture cannot be drawn as asked; `code` is out_of_range, unknown_option or nothing_to_draw."""
+    """A picture cannot be drawn as asked.
+
+    `code` is out_of_range, unknown_option, incompatible_options or nothing_to_draw; `field` is the option, or empty.
+    """
 
     def __init__(self, code: str, field: str, message: str) -> None:
         super().__init__(message)
@@ -152,8 +155,10 @@ class Sheet:
 
     def header(self, what: str, axes: str, model: str) -> bool:
         """What is drawn, what its axes are, and the model, where there is room for it: whether there was."""
-        self.text(PAD, 19, what, 13)
-        start = PAD + text_widths([what], 13)[0] + 10
+        room = self.width - 2 * PAD - text_widths([axes], 10)[0] - 10
+        size = 13 if text_widths([what], 13)[0] <= room else 10
+        self.text(PAD, 19, what, size)
+        start = PAD + text_widths([what], size)[0] + 10
         self.text(start, 19, axes, 10, color=GREY)
         fits = text_widths([model], 10)[0] < self.width - start - 110
         if fits:

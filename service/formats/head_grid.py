@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,7 +27,6 @@ from service.formats.drawing import (
     Sheet,
     check_options,
     is_light,
-    legible,
     model_name,
     one_at_a_time,
     text_widths,
@@ -56,6 +56,7 @@ _UNITS = {"distance": "tokens", "entropy": "nats"}  # the others are shares, fro
 _DIAGONALS = {"too_short": "/", "not_applicable": "\\"}
 
 _WIDEST, _HIGHEST = 120.0, 48.0  # of a cell
+_NUMBERED = 1024  # more cells carry no numbers: they take a millisecond each
 _MARKED = 6  # cells smaller than this carry no outline and no dot
 _FONT = 10.0
 _LINE = 18.0  # height of a line of the legend
@@ -329,7 +330,7 @@ def _cells(sheet: Sheet, boxes: Sequence[tuple[float, float, float, float]], loo
             diagonals.append([(x, ends[0]), (x + width, ends[1])])
         if look.dot and min(width, height) >= _MARKED:
             dots.append((x + width - 4, y + 4))
-        if look.number and width >= 30 and height >= 14:
+        if look.number and width >= 30 and height >= 14 and len(boxes) <= _NUMBERED:
             light = is_light(np.array(to_rgba(look.stripes[0])) * 255)
             style = {"ha": "center", "va": "center", "color": INK if light else "white"}
             sheet.text(x + width / 2, y + height / 2, look.number, min(11.0, width * 0.3), **style)
@@ -427,13 +428,9 @@ def _legend(sheet: Sheet, entries: Sequence[tuple[_Look, str]], left: float, y: 
 
 def _paragraph(sheet: Sheet, text: str, left: float, y: float) -> float:
     """Grey text, broken where the line ends; where it ends."""
-    line = ""
-    for word in legible(text).split(" "):
-        longer = f"{line} {word}" if line else word
-        if line and text_widths([longer], _FONT)[0] > sheet.width - PAD - left:
-            sheet.text(left, y + 8, line, _FONT, color=GREY)
-            line, y = word, y + 14
-        else:
-            line = longer
-    sheet.text(left, y + 8, line, _FONT, color=GREY)
-    return y + 14
+    average = text_widths([text], _FONT)[0] / max(1, len(text))
+    columns = 0.92 * (sheet.width - PAD - left) / max(1.0, average)  # some lines run wider than the average
+    for line in textwrap.wrap(text, int(columns)):
+        sheet.text(left, y + 8, line, _FONT, color=GREY)
+        y += 14
+    return y

@@ -366,6 +366,16 @@ def test_a_png_has_the_width_asked_for_and_each_cell_the_colour_of_its_weight(wi
     assert (np.diff(columns) > width / 20).all()  # keys across
 
 
+def test_a_picture_says_what_it_shows_and_of_which_model() -> None:
+    payload = one_map(["a", "b"])
+    root = svg_root(payload)
+    info = Image.open(io.BytesIO(pictures.picture(payload, "png"))).info
+    assert root.findtext("{http://www.w3.org/2000/svg}title") == info["Title"] == "Attention of tiny: L5H3"
+    (description,) = root.iter("{http://purl.org/dc/elements/1.1/}description")
+    assert description.text == info["Description"]
+    assert json.loads(info["Description"]) == {"model": payload["model"]}
+
+
 def test_heads_of_one_layer_are_tiles_in_order(payload: dict[str, Any]) -> None:
     payload["results"][0]["maps"] = payload["results"][0]["maps"][:3]
     root = svg_root(payload)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from attention_core.heads import LABELS, SCORES, definitions, summarise
+from attention_core.heads import LABELS, SCORES, definitions, summarise, thresholds_of
 from service.formats import drawing
 from service.formats.head_grid import COLORS, LABEL_COLORS, NO_LABEL, grid
 
@@ -56,7 +57,7 @@ def score(value: float | str | dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(*heads: Mapping[str, Any], model: str = "tiny", **more: Any) -> dict[str, Any]:
-    counts = summarise([one["labels"] for one in heads], LABELS)
+    counts = summarise([one["labels"] for one in heads], thresholds_of())
     return {
         "model": {"id": model, "sha256": None, "dtype": "float32"},
         "summary": {"heads": len(heads), "labels": {name: asdict(one) for name, one in counts.items()}},
@@ -390,6 +391,25 @@ def test_a_name_that_has_no_room_beside_the_title_stands_below() -> None:
         assert texts(root).count("an-organisation/model") == 1
 
 
+@pytest.mark.parametrize("width", [200, 300, 800])
+@pytest.mark.parametrize("color", [name for name in COLORS if name != "custom"])
+def test_no_text_leaves_the_picture(width: int, color: str) -> None:
+    payload = answer(head(0, 0, ["induction"]), head(0, 1), model="models/" + "long-" * 7 + "x" * 60)
+    root = svg(payload, width=width, color=color)
+    for one in root.iter(f"{SVG}text"):
+        if "text-anchor" not in one.attrib.get("style", ""):
+            assert x_of(one) + drawing.text_widths([one.text or ""], size_of(one))[0] <= width
+    lines = "".join(texts(root))
+    assert "models/" in lines
+    assert lines.count("x" * 10) >= 1
+
+
+def size_of(element: ET.Element) -> float:
+    """Of its font, in CSS pixels."""
+    (size,) = re.findall(r"font(?:-size)?: ([\d.]+)px", element.attrib["style"])
+    return float(size) * 4 / 3
+
+
 def test_a_file_says_what_it_shows() -> None:
     payload = many(2, 3)
     assert svg(payload, color="sink").findtext(f"{SVG}title") == "Heads of tiny: sink"
@@ -416,6 +436,13 @@ def test_the_pointer_is_told_the_labels_and_their_scores() -> None:
         "L8H7: previous_token 0.84, local 0.90, sink borderline",
         "L8H8: no label",
     ]
+
+
+def test_what_the_pointer_is_told_is_text() -> None:
+    sheet = drawing.Sheet(300, "svg")
+    sheet.hint((1, 2, 3, 4), '</title><script>"&')
+    root = ET.fromstring(sheet.render(50, "", {}))
+    assert hints(root) == {'</title><script>"&': (1, 2, 3, 4)}
 
 
 # --- answers ------------------------------------------------------------------------------------------------
