@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from service.errors import InvalidRequestError
-from service.formats import drawing, json, npz, page, pictures, tables
+from service.formats import json, npz, page, pictures, tables
 from service.formats.negotiation import Format, Options, Payload
 
 SVG_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -30,7 +30,7 @@ FORMATS = (
     ),
     Format(
         "svg",
-        drawing.SVG_MEDIA_TYPE,
+        pictures.SVG_MEDIA_TYPE,
         lambda payload, options: _picture(payload, "svg", options),
         compact=True,
         exact=True,
@@ -38,7 +38,7 @@ FORMATS = (
     ),
     Format(
         "png",
-        drawing.PNG_MEDIA_TYPE,
+        pictures.PNG_MEDIA_TYPE,
         lambda payload, options: _picture(payload, "png", options),
         compact=True,
         exact=True,
@@ -59,7 +59,7 @@ def _picture(payload: Payload, kind: Literal["svg", "png"], options: Options) ->
         raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
     try:
         return pictures.picture(payload, kind, width=options.width, colormap=options.colormap)
-    except drawing.PictureError as error:
+    except pictures.PictureError as error:
         raise InvalidRequestError.at(
             f"/{error.field}" if error.field else "", error.code, str(error)
         ) from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.errors import FieldError, InvalidRequestError, NotAcceptableError
-from service.formats import drawing, json
+from service.formats import json, pictures
 
 Payload = Mapping[str, object]
 
@@ -79,12 +79,12 @@ def options_of(query: Mapping[str, str]) -> Options:
             width = int(query["width"])
         else:
             faults.append(FieldError("/width", "wrong_type", "The width is a whole number of pixels."))
-        if not faults and width not in drawing.WIDTHS:
-            detail = f"The width is {drawing.WIDTHS.start} to {drawing.WIDTHS.stop - 1} pixels."
+        if not faults and width not in pictures.WIDTHS:
+            detail = f"The width is {pictures.WIDTHS.start} to {pictures.WIDTHS.stop - 1} pixels."
             faults.append(FieldError("/width", "out_of_range", detail))
     colormap = query.get("colormap", DEFAULTS.colormap)
-    if colormap not in drawing.COLORMAPS:
-        detail = f"Must be one of {', '.join(drawing.COLORMAPS)}."
+    if colormap not in pictures.COLORMAPS:
+        detail = f"Must be one of {', '.join(pictures.COLORMAPS)}."
         faults.append(FieldError("/colormap", "unknown_option", detail))
     if query.get("spreadsheet", "0") not in ("0", "1"):
         faults.append(FieldError("/spreadsheet", "unknown_option", "Must be 0 or 1."))

@@ -9,7 +9,7 @@ from werkzeug.exceptions import NotFound
 
 from service.body import ALIASES, Kind, presentation, read_json, read_query
 from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError, TooLargeError
-from service.formats import drawing
+from service.formats import pictures
 from service.formats.attention import FORMATS
 from service.formats.negotiation import options_of
 from service.jobs import attention
@@ -66,10 +66,10 @@ PRESENTATION = (
     ),
     _parameter(
         "width",
-        {"type": "integer", "minimum": drawing.WIDTHS.start, "maximum": drawing.WIDTHS.stop - 1},
+        {"type": "integer", "minimum": pictures.WIDTHS.start, "maximum": pictures.WIDTHS.stop - 1},
         "Of a picture, in pixels.",
     ),
-    _parameter("colormap", {"type": "string", "enum": list(drawing.COLORMAPS)}, "Of a picture."),
+    _parameter("colormap", {"type": "string", "enum": list(pictures.COLORMAPS)}, "Of a picture."),
     _parameter(
         "spreadsheet",
         {"type": "string", "enum": ["0", "1"]},
