@@ -1,95 +1,50 @@
-"""Maps as pictures: heat maps with token labels, drawn by matplotlib without its global state.
-
-No pyplot: a Figure and its canvas belong to one call. matplotlib's settings are process-wide, so they are made
-once, below, and never touched while drawing; its font caches are shared too, hence one picture at a time.
-"""
+"""Maps as pictures: heat maps with token labels."""
 
 from __future__ import annotations
 
-import io
 import math
-import threading
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
 import numpy.typing as npt
-from matplotlib import font_manager
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.image import AxesImage
 from PIL import Image
 
-from service.formats.views import TextView, View, code_point, text_views, visible
-
-SVG_MEDIA_TYPE = "image/svg+xml"
-PNG_MEDIA_TYPE = "image/png"
-
-# Perceptually uniform and safe for colour-blind eyes; `_r` puts the light end at zero, for print
-COLORMAPS = ("viridis", "cividis", "magma", "inferno", "plasma", "viridis_r", "cividis_r", "magma_r")
-WIDTHS = range(200, 2401)  # CSS pixels
-MAX_HEIGHT = 8000
-
-# DejaVu Sans comes with matplotlib; of the others, those that are installed follow it where it has no glyph
-_FALLBACKS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "WenQuanYi Micro Hei",
-    "Droid Sans Fallback",
-    "PingFang SC",
-    "Microsoft YaHei",
-    "Noto Sans Thai",
-    "Loma",
-    "Noto Sans Devanagari",
-    "Lohit Devanagari",
-    "Noto Emoji",
-    "Symbola",
-    "Arial Unicode MS",
-    "Unifont",
+from service.formats.drawing import (
+    COLORMAPS,
+    FRAME,
+    HEADER,
+    INK,
+    MAX_HEIGHT,
+    PAD,
+    PNG_MEDIA_TYPE,
+    SVG_MEDIA_TYPE,
+    WIDTHS,
+    Kind,
+    PictureError,
+    Sheet,
+    check_options,
+    is_light,
+    legible,
+    model_name,
+    one_at_a_time,
+    shorten,
+    text_widths,
 )
-_INSTALLED = {font.name for font in font_manager.fontManager.ttflist}
-_FAMILIES = ["DejaVu Sans", *(name for name in _FALLBACKS if name in _INSTALLED)]
+from service.formats.views import TextView, View, text_views, visible
 
-matplotlib.rcParams.update(
-    {
-        "font.family": [*_FAMILIES, "sans-serif"],
-        "font.sans-serif": _FAMILIES,
-        "text.parse_math": False,  # a `$` in a token is a dollar
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": "attention",  # the same picture is the same bytes, so that an ETag holds
-        "image.composite_image": False,
-    }
-)
-_one_at_a_time = threading.Lock()
+__all__ = ["COLORMAPS", "PNG_MEDIA_TYPE", "SVG_MEDIA_TYPE", "WIDTHS", "PictureError", "picture"]
 
-_INK, _GREY, _FRAME = "#1a1a1a", "#6b6b6b", "#dcdcdc"
-_PAD = 8.0
 _BAR = 62.0  # right of the maps: colour bar and its numbers
-_HEADER = 30.0
 _LABELLED = 130.0  # tiles of a mosaic at least this wide carry titles and tokens; smaller ones only numbers
-_LONGEST = 16  # columns of a label; a CJK character takes two
-
-
-class PictureError(ValueError):
-    """A picture cannot be drawn as asked; `code` is out_of_range, unknown_option or nothing_to_draw."""
-
-    def __init__(self, code: str, field: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.field = code, field
 
 
 def picture(
     payload: Mapping[str, object],
-    kind: Literal["svg", "png"],
+    kind: Kind,
     *,
     width: int = 800,
     colormap: str = "viridis",
@@ -102,16 +57,12 @@ def picture(
 
     The same arguments give the same bytes. Raises PictureError.
     """
-    if width not in WIDTHS:
-        raise PictureError("out_of_range", "width", f"A picture is {WIDTHS[0]} to {WIDTHS[-1]} pixels wide.")
-    if colormap not in COLORMAPS:
-        raise PictureError("unknown_option", "colormap", f"The colour maps are {', '.join(COLORMAPS)}.")
+    check_options(width, colormap)
     text = next(text_views(payload), None)
     if text is None or text.index or not text.maps or not text.queries.size:
         raise PictureError("nothing_to_draw", "", "The first text has no maps.")
-    model: Any = payload["model"]
-    with _one_at_a_time:
-        return _Drawing(text, str(model.get("id") or ""), kind, width, colormap).render()
+    with one_at_a_time:
+        return _Drawing(payload, text, kind, width, colormap).render()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +106,14 @@ def _layout(maps: Sequence[View], keys: Sequence[str], queries: Sequence[str], w
     # The margin depends on the labels' size, that on the cells', and those on the margin: two rounds settle it
     left, font, gap = 60.0, 11.0, 10.0
     for _ in range(2):
-        room = width - left - _PAD - _BAR
+        room = width - left - PAD - _BAR
         tile = min((room - gap * (columns - 1)) / columns, min(4.0 * width, MAX_HEIGHT - 400.0) / rows - gap)
         labelled = not mosaic or tile >= _LABELLED
         gap = 10.0 if labelled else 4.0 if room / columns > 12 else 1.0
         font = min(12.0, max(8.5, tile / len(keys) * 0.82)) if labelled else 10.0
-        left = min(_PAD + max(_widths(queries if labelled else [*map(str, layers)], font)) + 5, width * 0.4)
+        left = min(
+            PAD + max(text_widths(queries if labelled else [*map(str, layers)], font)) + 5, width * 0.4
+        )
     left, tile = math.ceil(left), max(1, math.floor(tile))  # whole pixels keep edges sharp
 
     # Square cells, but rows high enough to read where there are few
@@ -168,11 +121,11 @@ def _layout(maps: Sequence[View], keys: Sequence[str], queries: Sequence[str], w
     row = max(cell, min(24.0, tile / len(queries))) if labelled else cell
     height = max(1, round(row * len(queries)))
     title = 18 if labelled and len(maps) > 1 else 0
-    top = _HEADER if labelled else _HEADER + 16
-    longest = max(_widths(keys, font)) if labelled else 0.0
+    top = HEADER if labelled else HEADER + 16
+    longest = max(text_widths(keys, font)) if labelled else 0.0
     level = longest <= cell - 4
     below = font * 1.6 if level else longest + 5
-    total = math.ceil(top + rows * (height + title + gap) - gap + below + _PAD)
+    total = math.ceil(top + rows * (height + title + gap) - gap + below + PAD)
     names = ([*map(str, layers)], [*map(str, heads)]) if mosaic else ([], [])
     return _Layout(
         rows, columns, places, *names, labelled, left, top, tile, height, title, gap, font, level, total
@@ -182,10 +135,12 @@ def _layout(maps: Sequence[View], keys: Sequence[str], queries: Sequence[str], w
 class _Drawing:
     """One picture."""
 
-    def __init__(self, text: TextView, model: str, kind: str, width: int, colormap: str) -> None:
-        self.maps, self.model, self.kind, self.width = text.maps, model, kind, width
+    def __init__(
+        self, payload: Mapping[str, object], text: TextView, kind: Kind, width: int, colormap: str
+    ) -> None:
+        self.payload, self.maps, self.sheet = payload, text.maps, Sheet(width, kind)
         self.weights = [np.where(text.future, np.float32(np.nan), view.weights) for view in text.maps]
-        self.keys = [_shorten(_legible(visible(label))) for label in text.labels]
+        self.keys = [shorten(legible(visible(label))) for label in text.labels]
         self.queries = [self.keys[query] for query in text.queries]
         self.layout = _layout(text.maps, self.keys, self.queries, width)
         finite = [array[np.isfinite(array)] for array in self.weights]
@@ -196,15 +151,12 @@ class _Drawing:
 
     def render(self) -> bytes:
         layout = self.layout
-        figure = Figure(figsize=(self.width / 96, layout.total / 96), dpi=96, facecolor="white")
-        self.axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, self.width), ylim=(layout.total, 0))
-        self.axes.set_axis_off()
         lowest = {column: row for row, column in layout.places}
         for view, weights, (row, column) in zip(self.maps, self.weights, layout.places, strict=True):
             x, y = layout.corner(row, column)
             self._image(weights, x, y, layout.tile, layout.height)
             if layout.title:
-                self._text(x, y - 5, view.title, 11)
+                self.sheet.text(x, y - 5, view.title, 11)
             if layout.labelled and column == 0:
                 self._query_labels(x - 4, y)
             if layout.labelled and lowest[column] == row:
@@ -214,10 +166,12 @@ class _Drawing:
             self._mosaic_names()
         if len(self.maps) == 1 and len(self.keys) <= 16:
             self._numbers(self.weights[0])
-        self._header()
+        what = self.maps[0].title if len(self.maps) == 1 else f"{len(self.maps)} maps"
+        model = model_name(self.payload)
+        self.sheet.header(what, "query ↓  key →" if layout.labelled else "layer ↓  head →", model)
         x, y = layout.corner(0, layout.columns)
         self._color_bar(x - layout.gap + 12, y, max(60.0, min(220.0, layout.height)))
-        return self._bytes(figure)
+        return self.sheet.render(layout.total, f"Attention of {model}: {what}", self.payload)
 
     def _frames(self) -> None:
         """A line around each map, outside of its cells: in a small tile the first column, the sink, is one pixel."""
@@ -227,32 +181,23 @@ class _Drawing:
             (west, north) = (x - 0.5, y - 0.5)
             (east, south) = (x + self.layout.tile + 0.5, y + self.layout.height + 0.5)
             frames.append([(west, north), (east, north), (east, south), (west, south), (west, north)])
-        lines = LineCollection(frames, colors=_FRAME, linewidths=0.75, snap=False)
-        self.axes.add_collection(lines, autolim=False)
+        self.sheet.lines(frames, FRAME)
 
     def _mosaic_names(self) -> None:
         layout = self.layout
         for row in range(0, layout.rows, math.ceil(11 / (layout.height + layout.gap))):
             x, y = layout.corner(row, 0)
-            self._text(x - 5, y + layout.height / 2, layout.row_names[row], 10, ha="right", va="center")
+            self.sheet.text(x - 5, y + layout.height / 2, layout.row_names[row], 10, ha="right", va="center")
         for column in range(0, layout.columns, math.ceil(16 / (layout.tile + layout.gap))):
             x, y = layout.corner(0, column)
-            self._text(x + layout.tile / 2, y - 4, layout.column_names[column], 10, ha="center")
+            self.sheet.text(x + layout.tile / 2, y - 4, layout.column_names[column], 10, ha="center")
 
     def _image(
         self, weights: npt.NDArray[np.float32], x: float, y: float, width: float, height: float
     ) -> None:
-        # SVG keeps one pixel a cell and lets the viewer scale it
-        if self.kind == "png" and (width < weights.shape[1] or height < weights.shape[0]):
+        if self.sheet.kind == "png" and (width < weights.shape[1] or height < weights.shape[0]):
             weights = _shrunk(weights, round(width), round(height))
-        image = AxesImage(
-            self.axes,
-            extent=(x, x + width, y + height, y),
-            origin="upper",
-            interpolation="none" if self.kind == "svg" else "nearest",
-        )
-        image.set_data(self._rgba(weights))
-        self.axes.add_image(image)
+        self.sheet.image(self._rgba(weights), x, y, width, height)
 
     def _rgba(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """[query, key, 4]"""
@@ -261,7 +206,7 @@ class _Drawing:
     def _query_labels(self, right: float, y: float) -> None:
         row, font = self.layout.height / len(self.queries), self.layout.font
         for i in range(0, len(self.queries), math.ceil(font * 1.05 / row)):
-            self._text(right, y + (i + 0.5) * row, self.queries[i], font, ha="right", va="center")
+            self.sheet.text(right, y + (i + 0.5) * row, self.queries[i], font, ha="right", va="center")
 
     def _key_labels(self, x: float, y: float) -> None:
         cell, font = self.layout.tile / len(self.keys), self.layout.font
@@ -269,7 +214,7 @@ class _Drawing:
         if not self.layout.level:
             style = {"ha": "right", "va": "center", "rotation": 90, "rotation_mode": "anchor"}
         for j in range(0, len(self.keys), math.ceil(font * 1.05 / cell)):
-            self._text(x + (j + 0.5) * cell, y, self.keys[j], font, **style)
+            self.sheet.text(x + (j + 0.5) * cell, y, self.keys[j], font, **style)
 
     def _numbers(self, weights: npt.NDArray[np.float32]) -> None:
         """The weights in the cells of a single map, where they fit."""
@@ -277,21 +222,12 @@ class _Drawing:
         if cell < 32 or row < 18:
             return
         x, y = self.layout.corner(0, 0)
-        light = self._rgba(weights)[..., :3] @ np.array([0.299, 0.587, 0.114]) > 140
+        light = is_light(self._rgba(weights))
         for i, j in np.argwhere(np.isfinite(weights)):
             place = (x + (j + 0.5) * cell, y + (i + 0.5) * row)
-            color = _INK if light[i, j] else "white"
+            color = INK if light[i, j] else "white"
             number = f"{weights[i, j]:.2f}"
-            self._text(*place, number, min(12.0, cell * 0.3), ha="center", va="center", color=color)
-
-    def _header(self) -> None:
-        what = self.maps[0].title if len(self.maps) == 1 else f"{len(self.maps)} maps"
-        self._text(_PAD, 19, what, 13)
-        start = _PAD + _widths([what], 13)[0] + 10
-        axes = "query ↓  key →" if self.layout.labelled else "layer ↓  head →"
-        self._text(start, 19, axes, 10, color=_GREY)
-        if _widths([self.model], 10)[0] < self.width - start - 110:
-            self._text(self.width - _PAD, 19, self.model, 10, ha="right", color=_GREY)
+            self.sheet.text(*place, number, min(12.0, cell * 0.3), ha="center", va="center", color=color)
 
     def _color_bar(self, x: float, y: float, height: float) -> None:
         low, high = float(self.norm.vmin or 0.0), float(self.norm.vmax or 0.0)
@@ -299,18 +235,7 @@ class _Drawing:
         self._image(ramp, x, y, 10, height)
         for part in (0.0, 0.5, 1.0):
             label = f"{high - part * (high - low):.3g}"
-            self._text(x + 14, y + 4 + part * (height - 8), label, 10, va="center")
-
-    def _text(self, x: float, y: float, label: str, pixels: float, **style: Any) -> None:
-        self.axes.text(x, y, label, fontsize=pixels * 0.75, **{"color": _INK, "va": "baseline", **style})
-
-    def _bytes(self, figure: Figure) -> bytes:
-        buffer = io.BytesIO()
-        if self.kind == "svg":
-            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
-        else:
-            FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
-        return buffer.getvalue()
+            self.sheet.text(x + 14, y + 4 + part * (height - 8), label, 10, va="center")
 
 
 def _shrunk(weights: npt.NDArray[np.float32], width: int, height: int) -> npt.NDArray[np.float32]:
@@ -322,38 +247,3 @@ def _shrunk(weights: npt.NDArray[np.float32], width: int, height: int) -> npt.ND
         for array in (np.where(present, weights, 0), present)
     )
     return np.where(share >= 0.5, total / np.maximum(share, 0.5), np.float32(np.nan)).astype(np.float32)
-
-
-def _widths(labels: Sequence[str], pixels: float) -> list[float]:
-    """Width of each label in pixels."""
-    renderer = FigureCanvasAgg(Figure(figsize=(1, 1), dpi=96)).get_renderer()
-    font = FontProperties(size=pixels * 0.75)
-    return [renderer.get_text_width_height_descent(label, font, False)[0] for label in labels] or [0.0]
-
-
-@cache
-def _glyphs() -> frozenset[int]:
-    """Code points that the installed fonts can draw."""
-    files = [font_manager.findfont(name, fallback_to_default=False) for name in _FAMILIES]
-    return frozenset(point for file in files for point in font_manager.get_font(file).get_charmap())
-
-
-def _legible(label: str) -> str:
-    """The label, with code points in place of characters that no installed font has."""
-    return "".join(char if ord(char) in _glyphs() else code_point(char) for char in label)
-
-
-def _shorten(label: str) -> str:
-    """At most 16 columns; a cut is marked with an ellipsis."""
-    if sum(map(_columns, label)) <= _LONGEST:
-        return label
-    columns, end = 0, 0
-    while columns + _columns(label[end]) < _LONGEST:
-        columns, end = columns + _columns(label[end]), end + 1
-    return label[:end] + "…"
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

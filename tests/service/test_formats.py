@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from service.formats import drawing, npz, page, pictures, tables
 from service.formats import json as json_format
-from service.formats import npz, page, pictures, tables
 from service.formats.views import visible
 
 LAYERS, HEADS = [3, 11], [0, 2, 5]  # as chosen by a request: neither all nor from 0
@@ -333,7 +333,7 @@ def expected_colors(weights: np.ndarray, colormap: str = "viridis") -> np.ndarra
     return colors
 
 
-@pytest.mark.parametrize("colormap", pictures.COLORMAPS)
+@pytest.mark.parametrize("colormap", drawing.COLORMAPS)
 def test_the_colours_of_an_svg_are_the_weights(colormap: str) -> None:
     weights = softmax_maps(7)[0, 0]
     heat, _bar = svg_images(svg_root(one_map(TOKENS, weights), colormap=colormap))
@@ -364,6 +364,16 @@ def test_a_png_has_the_width_asked_for_and_each_cell_the_colour_of_its_weight(wi
     rows, columns = np.nanmean(centers[..., 0], axis=1), np.nanmean(centers[..., 1], axis=0)
     assert (np.diff(rows) > width / 20).all()  # queries down
     assert (np.diff(columns) > width / 20).all()  # keys across
+
+
+def test_a_picture_says_what_it_shows_and_of_which_model() -> None:
+    payload = one_map(["a", "b"])
+    root = svg_root(payload)
+    info = Image.open(io.BytesIO(pictures.picture(payload, "png"))).info
+    assert root.findtext("{http://www.w3.org/2000/svg}title") == info["Title"] == "Attention of tiny: L5H3"
+    (description,) = root.iter("{http://purl.org/dc/elements/1.1/}description")
+    assert description.text == info["Description"]
+    assert json.loads(info["Description"]) == {"model": payload["model"]}
 
 
 def test_heads_of_one_layer_are_tiles_in_order(payload: dict[str, Any]) -> None:
@@ -442,7 +452,7 @@ def test_any_token_can_be_drawn_without_a_warning_and_stays_well_formed(labels: 
 
 
 def test_a_character_that_no_font_has_is_its_code_point() -> None:
-    absent = next(chr(point) for point in range(0x12000, 0x12400) if point not in pictures._glyphs())
+    absent = next(chr(point) for point in range(0x12000, 0x12400) if point not in drawing.glyphs())
     assert svg_texts(svg_root(one_map([absent, "b"]))).count(f"U+{ord(absent):04X}") == 2
 
 
@@ -470,7 +480,7 @@ def test_long_labels_are_cut_by_the_columns_they_take() -> None:
 
 
 def has_glyph(character: str) -> bool:
-    return ord(character) in pictures._glyphs()
+    return ord(character) in drawing.glyphs()
 
 
 @pytest.mark.parametrize(
@@ -482,14 +492,14 @@ def has_glyph(character: str) -> bool:
     ],
 )
 def test_a_picture_refuses_what_it_cannot_do(options: dict[str, Any], code: str, field: str) -> None:
-    with pytest.raises(pictures.PictureError) as caught:
+    with pytest.raises(drawing.PictureError) as caught:
         pictures.picture(one_map(["a"]), "png", **options)
     assert (caught.value.code, caught.value.field) == (code, field)
 
 
 def test_there_is_no_picture_of_a_text_that_was_skipped() -> None:
     skipped = {"error": {"code": "empty_text", "pointer": "/texts/0", "detail": "The text is empty."}}
-    with pytest.raises(pictures.PictureError) as caught:
+    with pytest.raises(drawing.PictureError) as caught:
         pictures.picture(answer(skipped, one_map(["a"])["results"][0]), "svg")
     assert caught.value.code == "nothing_to_draw"
 
@@ -500,7 +510,7 @@ def test_a_picture_of_few_heads_and_many_layers_is_not_endless() -> None:
     ]
     image = Image.open(io.BytesIO(pictures.picture(answer(result(["a"], maps)), "png", width=2000)))
     assert image.width == 2000
-    assert image.height <= pictures.MAX_HEIGHT
+    assert image.height <= drawing.MAX_HEIGHT
 
 
 # --- the page -----------------------------------------------------------------------------------------------
