@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from service.errors import InvalidRequestError
-from service.formats import json, npz, page, pictures, tables
-from service.formats.negotiation import COLORMAP, SPREADSHEET, WIDTH, Format, Options, Payload
+from service.formats import drawing, json, npz, page, pictures, tables
+from service.formats.negotiation import (
+    COLORMAP,
+    SPREADSHEET,
+    WIDTH,
+    Format,
+    Options,
+    Payload,
+    picture_formats,
+)
 
 PARAMETERS = (WIDTH, COLORMAP, SPREADSHEET)
-SVG_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def _picture(payload: Payload, kind: drawing.Kind, options: Options) -> bytes:
+    if len(payload["results"]) > 1:  # type: ignore[arg-type]
+        raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
+    return pictures.picture(payload, kind, width=options.width, colormap=options.colormap)
+
 
 FORMATS = (
     Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload, nulls=True), sparse=True),
@@ -29,21 +41,7 @@ FORMATS = (
         compact=True,
         file_name="attention.npz",
     ),
-    Format(
-        "svg",
-        pictures.SVG_MEDIA_TYPE,
-        lambda payload, options: _picture(payload, "svg", options),
-        compact=True,
-        exact=True,
-        content_security_policy=SVG_POLICY,
-    ),
-    Format(
-        "png",
-        pictures.PNG_MEDIA_TYPE,
-        lambda payload, options: _picture(payload, "png", options),
-        compact=True,
-        exact=True,
-    ),
+    *picture_formats(_picture),
     Format(
         "html",
         page.MEDIA_TYPE,
@@ -53,14 +51,3 @@ FORMATS = (
         content_security_policy=page.CONTENT_SECURITY_POLICY,
     ),
 )
-
-
-def _picture(payload: Payload, kind: Literal["svg", "png"], options: Options) -> bytes:
-    if len(payload["results"]) > 1:  # type: ignore[arg-type]
-        raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
-    try:
-        return pictures.picture(payload, kind, width=options.width, colormap=options.colormap)
-    except pictures.PictureError as error:
-        raise InvalidRequestError.at(
-            f"/{error.field}" if error.field else "", error.code, str(error)
-        ) from None

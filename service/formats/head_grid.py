@@ -39,14 +39,14 @@ COLORS = ("label", "entropy", *(name for name in SCORES if name != "coreference"
 LABEL_COLORS: Mapping[str, str] = MappingProxyType(
     {
         "sink": "#c0c1ff",
-        "first_token": "#0500b5",
+        "first_token": "#55cc99",
         "previous_token": "#cfa800",
-        "offset_2": "#843c29",
-        "offset_3": "#52066a",
+        "offset_2": "#7700dd",
+        "offset_3": "#aa55ff",
         "current_token": "#ffd133",
         "duplicate_token": "#e663c5",
         "induction": "#e04b14",
-        "punctuation": "#212221",
+        "punctuation": "#774400",
         "local": "#009177",
         "broad": "#146095",
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.errors import FieldError, InvalidRequestError, NotAcceptableError
-from service.formats import json, pictures
+from service.formats import drawing, json
 
 Payload = Mapping[str, object]
 
@@ -57,8 +57,8 @@ class Parameter:
         return int(given)
 
 
-WIDTH = Parameter("width", "Of a picture, in pixels.", bounds=pictures.WIDTHS)
-COLORMAP = Parameter("colormap", "Of a picture.", choices={name: name for name in pictures.COLORMAPS})
+WIDTH = Parameter("width", "Of a picture, in pixels.", bounds=drawing.WIDTHS)
+COLORMAP = Parameter("colormap", "Of a picture.", choices={name: name for name in drawing.COLORMAPS})
 SPREADSHEET = Parameter(
     "spreadsheet", "1 defuses CSV cells that a spreadsheet would run.", choices={"0": False, "1": True}
 )
@@ -86,6 +86,35 @@ class Format:
     def content_type(self) -> str:
         """The Content-Type header."""
         return f"{self.media_type}; charset=utf-8" if self.charset else self.media_type
+
+
+def picture_formats(draw: Callable[[Payload, drawing.Kind, Options], bytes]) -> tuple[Format, Format]:
+    """SVG and PNG of what `draw` draws; what cannot be drawn is a fault of the request."""
+
+    def write(payload: Payload, kind: drawing.Kind, options: Options) -> bytes:
+        try:
+            return draw(payload, kind, options)
+        except drawing.PictureError as error:
+            field = f"/{error.field}" if error.field else ""
+            raise InvalidRequestError.at(field, error.code, str(error)) from None
+
+    return (
+        Format(
+            "svg",
+            drawing.SVG_MEDIA_TYPE,
+            lambda payload, options: write(payload, "svg", options),
+            compact=True,
+            exact=True,
+            content_security_policy="default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+        ),
+        Format(
+            "png",
+            drawing.PNG_MEDIA_TYPE,
+            lambda payload, options: write(payload, "png", options),
+            compact=True,
+            exact=True,
+        ),
+    )
 
 
 JSON = Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload), sparse=True)

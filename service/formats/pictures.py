@@ -14,15 +14,11 @@ from matplotlib.colors import Normalize
 from PIL import Image
 
 from service.formats.drawing import (
-    COLORMAPS,
     FRAME,
     HEADER,
     INK,
     MAX_HEIGHT,
     PAD,
-    PNG_MEDIA_TYPE,
-    SVG_MEDIA_TYPE,
-    WIDTHS,
     Kind,
     PictureError,
     Sheet,
@@ -35,8 +31,6 @@ from service.formats.drawing import (
     text_widths,
 )
 from service.formats.views import TextView, View, text_views, visible
-
-__all__ = ["COLORMAPS", "PNG_MEDIA_TYPE", "SVG_MEDIA_TYPE", "WIDTHS", "PictureError", "picture"]
 
 _BAR = 62.0  # right of the maps: colour bar and its numbers
 _LABELLED = 130.0  # tiles of a mosaic at least this wide carry titles and tokens; smaller ones only numbers

@@ -194,7 +194,8 @@ TO_OKLAB = [
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_any_two_colours_of_labels_can_be_told_apart(sight: str) -> None:
     assert tuple(LABEL_COLORS) == LABELS
-    colors = np.array([rgb(color) for color in [*LABEL_COLORS.values(), NO_LABEL]]) / 255
+    paper = "#14171a"  # of the page, where it is dark
+    colors = np.array([rgb(color) for color in [*LABEL_COLORS.values(), NO_LABEL, paper]]) / 255
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.transpose(SIGHTS[sight]), 0, 1)
     lab = np.cbrt(seen @ np.transpose(TO_CONES)) @ np.transpose(TO_OKLAB)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from PIL import Image
 
 from attention_core.heads import LABELS, SCORES
 from service.schemas.heads import HeadsAnswer
@@ -24,6 +26,8 @@ TYPES = {
     "json": "application/json",
     "rows": "application/json",
     "csv": "text/csv; charset=utf-8",
+    "svg": "image/svg+xml",
+    "png": "image/png",
     "html": "text/html; charset=utf-8",
 }
 
@@ -86,6 +90,10 @@ def test_every_wish_that_a_url_can_say_is_the_bodys(client: FlaskClient) -> None
         ({"text": "a", "seed": "9" * 19}, "/seed", "out_of_range"),
         ({"text": "a", "draws": "1"}, "/draws", "out_of_range"),
         ({"text": "a", "probe": "other"}, "/probe", "unknown_option"),
+        ({"text": "a", "format": "svg", "color": "mauve"}, "/color", "unknown_option"),
+        ({"text": "a", "format": "svg", "color": "coreference"}, "/color", "unknown_option"),
+        ({"text": "a", "format": "png", "color": "custom"}, "/color", "incompatible_options"),
+        ({"text": "a", "format": "png", "color": "induction"}, "/color", "nothing_to_draw"),
         ({"text": "a", "pattern": "1"}, "/pattern", "unknown_field"),
         ({"text": "a", "spreadsheet": "1"}, "/spreadsheet", "unknown_field"),
         ({"text": "a", "decimals": "3"}, "/decimals", "unknown_field"),
@@ -140,6 +148,24 @@ def test_csv_is_the_rows_with_empty_cells_where_there_is_no_number(client: Flask
     assert {row["coreference_status"] for row in read} == {"not_applicable"}
     response = client.post("/v1/heads?format=csv", json=body)
     assert response.headers["Content-Disposition"] == 'attachment; filename="heads.csv"'
+
+
+def test_a_picture_shows_what_color_names_and_says_which_request_it_answers(client: FlaskClient) -> None:
+    query = {"text": TEXT, "layers": "0,2", "color": "sink", "width": "640"}
+    svg = ok(client.get("/v1/heads.svg", query_string=query)).text
+    assert ">sink<" in svg
+    assert html.unescape(svg).count('"layers":[0,2]') == 1
+    assert ">labels<" in ok(client.get("/v1/heads.svg", query_string={"text": TEXT})).text
+    png = Image.open(io.BytesIO(ok(client.get("/v1/heads.png", query_string=query)).data))
+    assert png.size[0] == 640
+    asked = json.loads(png.info["Description"])["request"]
+    posted = ok(client.post("/v1/heads?format=png&color=sink&width=640", json=asked))
+    assert posted.data == client.get("/v1/heads.png", query_string=query).data
+
+
+def test_a_pattern_can_be_drawn(client: FlaskClient) -> None:
+    body = {"token_ids": [5, 7, 9, 11], "pattern": [[1, 0, 0, 0]] * 4}
+    assert ">custom<" in ok(client.post("/v1/heads?format=svg&color=custom", json=body)).text
 
 
 def test_a_pattern_has_its_columns(client: FlaskClient) -> None:
