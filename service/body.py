@@ -31,8 +31,9 @@ from service.settings import Settings
 
 T = TypeVar("T", bound=BaseModel)
 
-# How a URL says it: as it stands, a number, a,b,c, or name:number,name:number
-Kind = Literal["text", "integer", "integers", "texts", "numbers"]
+# How a URL says it. Lists are a,b,c; numbers are name:number,name:number; a span is its text, or start..end; heads are
+# L5H5,L8H7, or all
+Kind = Literal["text", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
 ALIASES = {"layer": "layers", "head": "heads"}
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
@@ -88,8 +89,8 @@ def read_json(model: type[T]) -> T:
             raise MalformedBodyError(f"The body is not valid JSON: {reason}.") from None
         _refuse_duplicate_members(raw)
         if any(fault["type"] == "too_long" and fault["loc"][-1] in MANY for fault in faults):
-            limit = settings.max_texts
-            detail = f"A request holds at most {limit} texts or items."
+            limit = getattr(settings, getattr(model, "limit", "max_texts"))
+            detail = f"A request holds at most {limit} texts or items; send the others in further requests."
             raise TooLargeError(detail, limit=limit, actual=LONGEST_LIST + 1) from None
         body = from_json(raw)
         fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
@@ -135,19 +136,40 @@ def _value(given: str, kind: Kind) -> object:
             return given
         case "texts":
             return given.split(",")
+        case "span":
+            return _span(given)
+        case "spans":
+            return [_span(part) for part in given.split(",")]
+        case "heads":
+            found = [re.fullmatch(r"L(\d{1,9})H(\d{1,9})", part, re.ASCII) for part in given.split(",")]
+            return given if None in found else [(int(one[1]), int(one[2])) for one in found if one]
         case "numbers":
+            if given == "none":
+                return None
             pairs = [part.rpartition(":") for part in given.split(",")]
             if len({name for name, _, _ in pairs}) < len(pairs) or not all(colon for _, colon, _ in pairs):
                 return given
-            return {name: _number(value, float) for name, _, value in pairs}
+            return {name: _number(value) for name, _, value in pairs}
         case "integer" | "integers":
-            parts = [_number(part, int) for part in given.split(",")]
+            parts = [_integer(part) for part in given.split(",")]
             return parts if kind == "integers" or len(parts) > 1 else parts[0]
 
 
-def _number(given: str, kind: type[int] | type[float]) -> int | float | str:
-    plain = r"-?\d{1,19}" if kind is int else r"-?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE]-?\d{1,3})?"
-    return kind(given) if re.fullmatch(plain, given, re.ASCII) else given
+def _span(given: str) -> dict[str, object]:
+    offsets = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", given, re.ASCII)
+    return {"start": int(offsets[1]), "end": int(offsets[2])} if offsets else {"text": given}
+
+
+def _integer(given: str) -> int | str:
+    return int(given) if re.fullmatch(r"-?\d{1,19}", given, re.ASCII) else given
+
+
+def _number(given: str) -> float | str:
+    whole = _integer(given)
+    if isinstance(whole, int):
+        return whole
+    plain = r"-?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE]-?\d{1,3})?"
+    return float(given) if re.fullmatch(plain, given, re.ASCII) else given
 
 
 def arguments() -> dict[str, list[str]]:

@@ -20,8 +20,15 @@ class Limits(BaseSettings):
 
     max_body_bytes: int = Field(1 << 20, ge=1, description="Request body in bytes, chunked or not.")
     max_texts: int = Field(64, ge=1, description="Texts, or coreference items, per request.")
+    max_items: int = Field(1000, ge=1, description="Items of one evaluation.")
     max_tokens_per_text: int = Field(4096, ge=1, description="Tokens of one text.")
     max_tokens_per_request: int = Field(16384, ge=1, description="Tokens of all texts of a request together.")
+    max_tokens_per_evaluation: int = Field(
+        65536,
+        ge=1,
+        description="Tokens of all items of an evaluation together; above `max_tokens_per_request` its deadline grows "
+        "in proportion.",
+    )
     max_response_elements: int = Field(
         2_000_000,
         ge=1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.formats import head_grid, head_table, json, page
+from service.formats import head_grid, head_table, json, page, records
 from service.formats.negotiation import COLORMAP, WIDTH, Format, Parameter, picture_formats
 
 COLOR = Parameter(
@@ -16,8 +16,8 @@ FORMATS = (
     Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(head_table.rows(payload))),
     Format(
         "csv",
-        head_table.CSV_MEDIA_TYPE,
-        lambda payload, _: head_table.csv(payload),
+        records.CSV_MEDIA_TYPE,
+        lambda payload, _: records.csv(head_table.rows(payload)),
         charset=True,
         file_name="heads.csv",
     ),

@@ -9,18 +9,14 @@ from attention_core.errors import OutOfRangeError
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError, TooLargeError
 from service.schemas.attention import Input
-from service.settings import Limits
 from service.texts import ChatTemplateError, TokenizedText
 
 
-def check_count(count: int, limits: Limits) -> None:
-    """Refuse more texts than the limit; before a place in the queue is taken."""
-    if count > limits.max_texts:
-        raise TooLargeError(
-            f"A request holds at most {limits.max_texts} texts or items.",
-            limit=limits.max_texts,
-            actual=count,
-        )
+def check_count(count: int, limit: int) -> None:
+    """Refuse more texts or items than the limit; before a place in the queue is taken."""
+    if count > limit:
+        detail = f"A request holds at most {limit} texts or items; send the others in further requests."
+        raise TooLargeError(detail, limit=limit, actual=count)
 
 
 def tokenize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,7 +16,9 @@ class Request(BaseModel):
 
 
 class AsksAboutTexts(Request):
-    """A request about one or several texts or items."""
+    """A request about one or several texts or items, no more than the setting `limit` says."""
+
+    limit: ClassVar[str] = "max_texts"
 
     @property
     def inputs(self) -> Sequence[object]:

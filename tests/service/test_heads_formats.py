@@ -13,6 +13,8 @@ from flask.testing import FlaskClient
 from PIL import Image
 
 from attention_core.heads import LABELS, SCORES
+from service.formats import head_table
+from service.formats import records as records_of
 from service.schemas.heads import HeadsAnswer
 from tests.conftest import MakeApp
 from tests.service.test_answers import post
@@ -232,9 +234,7 @@ def test_a_get_has_an_etag_and_is_answered_304_without_the_model(make_app: MakeA
 
 
 def test_a_number_that_is_not_finite_is_never_written(client: FlaskClient) -> None:
-    from service.formats import head_table
-
     payload = json.loads(ok(client.post("/v1/heads", json={"text": TEXT, "layers": [0]})).data)
     payload["heads"][3]["entropy"] = float("nan")
     with pytest.raises(ValueError, match="not finite"):
-        head_table.csv(payload)
+        records_of.csv(head_table.rows(payload))
