@@ -4,27 +4,41 @@ The row is the pronoun's, the columns are the candidates'. In a causal model tha
 what comes after it cannot matter, and a candidate after it cannot be seen. Attention says where a head looks;
 it does not say what the model takes the pronoun to mean.
 
+Any array of attention will do, whatever it was read with. Where `attention[layer]` is [head, query, key]:
+
+    tokens = align(text, ids, offsets, pieces).tokens
+    pronoun, *nouns = (resolve_span(text, tokens, span_text=word) for word in ("it", "cat", "mat"))
+    question = ask(text, tokens, pronoun, nouns, reading=Reading(aggregate="mean"))
+    answers = score(question, layer, range(heads), attention[layer][:, question.queries])
+
 Source: Clark et al. 2019, "What Does BERT Look At?", section 4.3, for reading coreference off single heads.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from attention_core.errors import ShapeError
-from attention_core.spans import Span, whole_word_occurrences
+from attention_core.maps import EMPTY
+from attention_core.spans import Span, Token, whole_word_occurrences
 
 TIE = 1e-9  # two scores that differ by no more than this are equal
 NOISE = 2e-4  # the promised exactness: below it another batch shape or machine may decide otherwise
+
+Aggregate = Literal["sum", "mean", "max", "last", "head_word"]
+QueryTokens = Literal["last", "first", "mean"]
+Normalize = Literal["none", "candidates", "exclude_sink"]
+FirstToken = Literal["keep", "drop"]
 
 
 class CoreferenceError(ValueError):
     """A question that cannot be scored.
 
-    `code` is too_few_candidates, gold_out_of_range or overlapping_spans; `index` is the candidate at fault,
-    None where no single one is.
+    `code` is too_few_candidates, gold_out_of_range, overlapping_spans or unknown_option; `index` is the
+    candidate at fault, None where no single one is.
     """
 
     def __init__(self, code: str, message: str, *, index: int | None = None) -> None:
@@ -41,8 +55,42 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How the attention from a pronoun to a candidate becomes one number; `score` has the formulas.
+
+    aggregate     of the candidate's tokens: the sum of their weights (which favours long names), their mean,
+                  their largest, the weight of the last one, or the sum over its last whitespace-separated word
+    query         the row that is read: of the pronoun's last token, of its first, or the mean of all its rows
+    normalize     none; candidates: divided by what all candidates score; exclude_sink: the first token's column
+                  is removed and what is left of the row fills it again
+    first_token   drop leaves token 0 out of every candidate: it draws attention whatever stands there
+
+    Raises CoreferenceError, code unknown_option, for anything else.
+    """
+
+    aggregate: Aggregate = "sum"
+    query: QueryTokens = "last"
+    normalize: Normalize = "none"
+    first_token: FirstToken = "keep"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if (got := getattr(self, field.name)) not in get_args(field.type):
+                expected = ", ".join(get_args(field.type))
+                raise CoreferenceError("unknown_option", f"{field.name}: expected {expected}, got {got!r}")
+
+    @property
+    def counts_first_token(self) -> bool:
+        """Whether a candidate on token 0 is credited with the attention there."""
+        return self.first_token == "keep" and self.normalize != "exclude_sink"
+
+
+DEFAULTS = Reading()
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate; `visible` when the query, the pronoun's last token, can attend to one of its tokens."""
+    """A candidate; `visible` when it does not come wholly after the row that is read, so can be attended to."""
 
     index: int
     text: str
@@ -67,12 +115,18 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A checked pronoun and its candidates. `query` is the row to read: the pronoun's last token."""
+    """A checked pronoun and its candidates, and where to look for them.
+
+    `queries` are the rows to read, ascending: one, or all of the pronoun's for their mean. `counted` are, per
+    candidate, the tokens whose weights make its score; a candidate without any has none.
+    """
 
     pronoun: Span
     candidates: tuple[Candidate, ...]
     gold: int | None
-    query: int
+    reading: Reading
+    queries: tuple[int, ...]
+    counted: tuple[tuple[int, ...], ...]
     baselines: Baselines
     notes: tuple[Note, ...]
 
@@ -81,9 +135,11 @@ class Question:
 class HeadAnswer:
     """How one head's pronoun row falls on the candidates; see `score` for the formulas.
 
-    `scores` has one entry per candidate, None for one that is not visible. `predicted` is None on a tie, and
-    where no candidate receives anything. `margin` is None with fewer than two visible candidates. `correct`
-    is None without a gold answer.
+    `scores` has one entry per candidate. It is None for one that is not visible or has nothing but a token 0
+    that does not count, and for all where there is nothing to divide by. `predicted` is None on a tie, and where
+    no candidate scores above 0. `margin` is None with fewer than two scores. `within_noise`: another batch shape
+    or machine may decide otherwise. The two masses are shares of the row as it was read, whatever the scores
+    were divided by. `correct` is None without a gold answer.
     """
 
     layer: int
@@ -99,11 +155,20 @@ class HeadAnswer:
 
 
 def ask(
-    text: str, tokens: int, pronoun: Span, candidates: Sequence[Span], *, gold: int | None = None
+    text: str,
+    tokens: Sequence[Token],
+    pronoun: Span,
+    candidates: Sequence[Span],
+    *,
+    gold: int | None = None,
+    reading: Reading = DEFAULTS,
 ) -> Question:
     """Check a pronoun and its candidates before anything is computed, and say what a reader must know.
 
-    `tokens` is the number of tokens of the text; `gold` indexes `candidates`.
+    `tokens` are all tokens of the text; `gold` indexes `candidates`.
+
+    As spans may not share a token, a candidate lies wholly before the pronoun or wholly after it. It is therefore
+    visible from the pronoun's first token exactly when it is from its last one, and `query` does not change that.
 
     Raises CoreferenceError when there is no candidate, when `gold` indexes none, and when two candidates, or
     a candidate and the pronoun, share a character or a token.
@@ -116,7 +181,8 @@ def ask(
             f"gold must index one of the {len(candidates)} candidates, 0..{len(candidates) - 1}; got {gold}",
         )
     _refuse_overlaps(pronoun, candidates)
-    query = pronoun.token_indices[-1]
+    rows = pronoun.token_indices
+    queries = {"last": rows[-1:], "first": rows[:1], "mean": rows}[reading.query]
     described = tuple(
         Candidate(
             index=i,
@@ -125,86 +191,149 @@ def ask(
             end=span.end,
             token_indices=span.token_indices,
             exact=span.exact,
-            visible=span.token_indices[0] <= query,
+            visible=span.token_indices[0] <= queries[-1],
             has_first_token=span.token_indices[0] == 0,
         )
         for i, span in enumerate(candidates)
     )
-    notes = tuple(_notes(text, tokens, pronoun, query, described))
-    return Question(pronoun, described, gold, query, _baselines(pronoun, described), notes)
+    counted = tuple(_counted(c, tokens, queries[-1], reading) for c in described)
+    baselines = _baselines(pronoun, described)
+    question = Question(pronoun, described, gold, reading, queries, counted, baselines, ())
+    return replace(question, notes=tuple(_notes(text, len(tokens), question)))
 
 
 def score(question: Question, layer: int, heads: Sequence[int], weights: Tensor) -> tuple[HeadAnswer, ...]:
-    """Score the candidates by the attention that the pronoun's last token q pays to their tokens.
+    """Score the candidates by the attention that the pronoun pays to their tokens.
 
-        score(c)            = sum_{k in K_c, k <= q} A[q,k]
-        margin              = best score - second-best score, over the visible candidates
+        a                   = A[q,·], or the mean of the pronoun's rows, query by query
+        s(c)                = sum, mean or max of a[k] over k in K_c
+        score(c)            = s(c) / d
+        d                   = 1                       normalize = none
+                              sum over c of s(c)      normalize = candidates: the scores sum to 1
+                              1 - a[0]                normalize = exclude_sink
         predicted           = the candidate with the best score, where that is above 0 and no tie
-        mass_on_candidates  = sum of all scores,    mass_on_first_token = A[q,0]
+        margin              = best score - second-best score
+        mass_on_candidates  = sum of a[k] over all candidates' tokens,    mass_on_first_token = a[0]
 
-    where K_c are the candidate's tokens. `weights` is [head, key], the row A[q,·] of each of `heads`,
-    probabilities; keys after q are not read. Sums run in float64. A tie is a margin of at most 1e-9;
-    `within_noise` marks a margin below 2e-4, the exactness that attention is read with.
+    where K_c are the candidate's tokens up to q; for `last` and `head_word` only those of its last token or last
+    word. Token 0 is in no K_c, nor in `mass_on_candidates`, when it is dropped or its column removed, and a
+    candidate that has no other token scores None. Where d has nothing to divide by (0 for the candidates, less
+    than 1e-6 for the sink) every score is None and `notes` says no_attention; nothing is ever NaN.
 
-    Raises ShapeError when `weights` does not have a row per head, or ends before q.
+    `weights` is [head, query, key]: the rows `question.queries`, in that order, of each of `heads`, probabilities,
+    in any dtype; keys after q are not read. From a whole map they are `map[:, question.queries]`. A map read the
+    other way round, candidate row and pronoun column, is 0 for every candidate and predicts none.
+
+    Sums run in float64. Scores are a share of the row, of the candidates' total, or of the row without the sink.
+    A tie is a margin of at most 1e-9 in that unit. `within_noise` marks a margin below 2e-4 / d: 2e-4 is the
+    exactness that weights are read with, and what they are divided by divides it too.
+
+    Raises ShapeError when `weights` does not have these rows, ends before q, or holds a number that is negative or
+    not finite up to there.
     """
-    if weights.ndim != 2 or weights.shape[0] != len(heads) or weights.shape[1] <= question.query:
-        raise ShapeError(
-            "weights [head, key]",
-            expected=f"{len(heads)} heads and at least {question.query + 1} keys",
-            got=tuple(weights.shape),
-        )
-    rows = weights[:, : question.query + 1].detach().to(torch.float64)  # [head, key]
-    sums = [
-        rows[:, [k for k in c.token_indices if k <= question.query]].sum(-1).tolist()
-        for c in question.candidates
-    ]  # [candidate][head]
-    return tuple(
-        _answer(
-            question,
-            layer,
-            head,
-            tuple(s[h] if c.visible else None for c, s in zip(question.candidates, sums, strict=True)),
-            rows[h, 0].item(),
-        )
-        for h, head in enumerate(heads)
+    row = _row(question, heads, weights)  # [head, key]
+    scored = [c for c, keys in enumerate(question.counted) if keys]
+    raw = row.new_zeros(len(heads), len(scored))  # [head, candidate with a score]
+    for place, c in enumerate(scored):
+        raw[:, place] = _aggregated(row[:, question.counted[c]], question.reading.aggregate)
+    divisors = {  # [head]
+        "none": row.new_ones(len(heads)),
+        "candidates": raw.sum(-1),
+        "exclude_sink": 1 - row[:, 0],
+    }[question.reading.normalize]
+    enough = divisors >= EMPTY if question.reading.normalize == "exclude_sink" else divisors > 0
+    shares = raw / divisors.where(enough, 1).unsqueeze(-1)
+    counted = [k for c in question.candidates for k in _keys(c, question.queries[-1], question.reading)]
+    columns = (
+        shares.tolist(),
+        divisors.tolist(),
+        enough.tolist(),
+        row[:, counted].sum(-1).tolist(),
+        row[:, 0].tolist(),
     )
+    answers = []
+    for head, of_scored, divisor, is_enough, mass, first in zip(heads, *columns, strict=True):
+        scores: list[float | None] = [None] * len(question.candidates)
+        if is_enough:
+            for c, value in zip(scored, of_scored, strict=True):
+                scores[c] = value
+        predicted, margin = _choose(scores)
+        answers.append(
+            HeadAnswer(
+                layer=layer,
+                head=head,
+                scores=tuple(scores),
+                predicted=predicted,
+                tie=margin is not None and margin <= TIE,
+                margin=margin,
+                within_noise=margin is not None and margin < NOISE / divisor,
+                mass_on_candidates=mass,
+                mass_on_first_token=first,
+                correct=None if question.gold is None else predicted == question.gold,
+            )
+        )
+    return tuple(answers)
 
 
 def notes(question: Question, answers: Sequence[HeadAnswer]) -> tuple[Note, ...]:
-    """The question's notes, and one more where heads pay no attention at all to any visible candidate."""
-    silent = [a for a in answers if a.mass_on_candidates == 0]
-    if not silent or not any(c.visible for c in question.candidates):
+    """The question's notes, and one more where heads give the candidates no attention that counts."""
+    silent = [a for a in answers if not any(a.scores)]
+    if not silent or not any(question.counted):
         return question.notes
     where = f"layer {silent[0].layer} head {silent[0].head}"
     others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
-    return (
-        *question.notes,
-        Note("no_attention", f"{where}{others} of {len(answers)} heads attend to no candidate"),
-    )
+    message = f"{where}{others} of {len(answers)} heads pay no attention that counts to any candidate"
+    return (*question.notes, Note("no_attention", message))
 
 
-def _answer(
-    question: Question, layer: int, head: int, scores: tuple[float | None, ...], first_token: float
-) -> HeadAnswer:
-    ranked = sorted(
-        ((s, i) for i, s in enumerate(scores) if s is not None), key=lambda pair: (-pair[0], pair[1])
-    )
-    margin = ranked[0][0] - ranked[1][0] if len(ranked) > 1 else None
-    tie = margin is not None and margin <= TIE
-    predicted = ranked[0][1] if ranked and ranked[0][0] > 0 and not tie else None
-    return HeadAnswer(
-        layer=layer,
-        head=head,
-        scores=scores,
-        predicted=predicted,
-        tie=tie,
-        margin=margin,
-        within_noise=margin is not None and margin < NOISE,
-        mass_on_candidates=sum((s for s, _ in ranked), 0.0),
-        mass_on_first_token=first_token,
-        correct=None if question.gold is None else predicted == question.gold,
-    )
+def _keys(candidate: Candidate, query: int, reading: Reading) -> tuple[int, ...]:
+    """The candidate's tokens that the row can attend to, without token 0 where that does not count."""
+    first = 0 if reading.counts_first_token else 1
+    return tuple(k for k in candidate.token_indices if first <= k <= query)
+
+
+def _counted(candidate: Candidate, tokens: Sequence[Token], query: int, reading: Reading) -> tuple[int, ...]:
+    """The tokens whose weights make the candidate's score; none where it has no score."""
+    keys = _keys(candidate, query, reading)
+    if reading.aggregate == "head_word":
+        text = candidate.text.rstrip()
+        end = candidate.start + len(text)
+        start = end - len("".join(text.split()[-1:]))
+        word = tuple(k for k in keys if tokens[k].start < end and start < tokens[k].end)
+        return word or keys[-1:]  # no token of its own: a mark that a normaliser composed
+    return keys[-1:] if reading.aggregate == "last" else keys
+
+
+def _row(question: Question, heads: Sequence[int], weights: Tensor) -> Tensor:
+    """The row to read, [head, key] up to the query, in float64; the mean of the rows where there are several."""
+    rows, keys = len(question.queries), question.queries[-1] + 1
+    if weights.ndim != 3 or weights.shape[:2] != (len(heads), rows) or weights.shape[2] < keys:
+        raise ShapeError(
+            "weights [head, query, key]",
+            expected=f"{len(heads)} heads, {rows} queries and at least {keys} keys",
+            got=tuple(weights.shape),
+        )
+    read = weights[..., :keys].detach().to(torch.float64)  # [head, query, key]
+    if not bool(((read >= 0) & read.isfinite()).all()):
+        raise ShapeError(
+            "weights [head, query, key]", expected="numbers that are finite and at least 0", got="others"
+        )
+    return read.mean(1)
+
+
+def _aggregated(weights: Tensor, aggregate: Aggregate) -> Tensor:
+    """One number per head of the weights [head, key]."""
+    if aggregate == "mean":
+        return weights.mean(-1)
+    return weights.amax(-1) if aggregate == "max" else weights.sum(-1)
+
+
+def _choose(scores: Sequence[float | None]) -> tuple[int | None, float | None]:
+    """The index of the best score, and its margin over the second."""
+    ranked = sorted((-s, i) for i, s in enumerate(scores) if s is not None)
+    margin = ranked[1][0] - ranked[0][0] if len(ranked) > 1 else None
+    clear = bool(ranked) and ranked[0][0] < 0 and (margin is None or margin > TIE)
+    return ranked[0][1] if clear else None, margin
 
 
 def _refuse_overlaps(pronoun: Span, candidates: Sequence[Span]) -> None:
@@ -233,34 +362,35 @@ def _baselines(pronoun: Span, candidates: Sequence[Candidate]) -> Baselines:
     return Baselines(first=in_order[0].index, nearest=before[-1].index if before else in_order[0].index)
 
 
-def _notes(text: str, tokens: int, pronoun: Span, query: int, candidates: Sequence[Candidate]) -> list[Note]:
-    found = []
+def _notes(text: str, tokens: int, question: Question) -> Iterator[Note]:
+    candidates, query = question.candidates, question.queries[-1]
     if query + 1 < tokens:
+        after = "pronoun" if query == question.pronoun.token_indices[-1] else "pronoun's first token"
         message = (
-            f"the {tokens - query - 1} tokens after the pronoun cannot change its row: the model is causal"
+            f"the {tokens - query - 1} tokens after the {after} cannot change its row: the model is causal"
         )
-        found.append(Note("later_context_not_seen", message))
-    for c in candidates:
+        yield Note("later_context_not_seen", message)
+    for c, counted in zip(candidates, question.counted, strict=True):
         name = f'candidate {c.index} "{c.text}"'
         if c.has_first_token:
             message = f"{name} holds token 0, which many heads attend to whatever stands there"
-            found.append(Note("candidate_on_first_token", message))
+            if not question.reading.counts_first_token:
+                rest = "only its other tokens count" if counted else "without another token it has no score"
+                message = f"{name} holds token 0, which is left out; {rest}"
+            yield Note("candidate_on_first_token", message)
         if not c.visible:
             message = f"{name} comes after the pronoun, whose row cannot attend to it"
-            found.append(Note("candidate_after_pronoun", message))
+            yield Note("candidate_after_pronoun", message)
         times = len(whole_word_occurrences(text, c.text))
         if times > 1:
             message = f"{name} occurs {times} times; only the attention to {c.start}..{c.end} is counted"
-            found.append(Note("repeated_candidate", message))
+            yield Note("repeated_candidate", message)
     if not any(c.visible for c in candidates):
-        found.append(
-            Note("no_visible_candidate", "every candidate comes after the pronoun, so none is predicted")
-        )
+        yield Note("no_visible_candidate", "every candidate comes after the pronoun, so none is predicted")
     if len(candidates) == 1:
-        found.append(Note("single_candidate", "with one candidate there is nothing to choose between"))
-    spans: list[Span | Candidate] = [pronoun, *candidates]
+        yield Note("single_candidate", "with one candidate there is nothing to choose between")
+    spans: list[Span | Candidate] = [question.pronoun, *candidates]
     inexact = [_place(span) for span in spans if not span.exact]
     if inexact:
         message = f"a token reaches outside {', '.join(inexact)}; its whole attention is counted"
-        found.append(Note("inexact_span", message))
-    return found
+        yield Note("inexact_span", message)

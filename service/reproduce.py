@@ -429,15 +429,15 @@ def _sentences(model: LoadedModel, file: str) -> tuple[float, str]:
             resolve_span(text.text, text.tokens, start=span["start"], end=span["end"])
             for span in (item["pronoun"], *item["candidates"])
         )
-        questions.append(ask(text.text, len(text.ids), pronoun, candidates, gold=item["gold"]))
+        questions.append(ask(text.text, text.tokens, pronoun, candidates, gold=item["gold"]))
     layer, head = PRONOUN_HEAD
     correct: list[bool] = []
 
     def count(rows: Rows) -> None:
-        (answer,) = score(questions[rows.text], rows.layer, rows.heads, rows.weights[:, 0])
+        (answer,) = score(questions[rows.text], rows.layer, rows.heads, rows.weights)
         correct.append(bool(answer.correct))
 
-    queries = [[question.query] for question in questions]
+    queries = [question.queries for question in questions]
     model.reader.read([text.ids for text in texts], {layer: [head]}, count, queries=queries)
     return sum(correct) / len(items), f"{sum(correct)} of {len(items)}"
 

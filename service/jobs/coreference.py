@@ -36,10 +36,10 @@ def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
     answers: list[list[HeadAnswer]] = [[] for _ in items]
 
     def add(rows: Rows) -> None:
-        answers[rows.text] += score(questions[rows.text], rows.layer, rows.heads, rows.weights[:, 0])
+        answers[rows.text] += score(questions[rows.text], rows.layer, rows.heads, rows.weights)
 
     session.read(
-        [text.ids for text in texts], heads, add, queries=[[question.query] for question in questions]
+        [text.ids for text in texts], heads, add, queries=[question.queries for question in questions]
     )
     return {
         "model": session.model.provenance,
@@ -83,7 +83,7 @@ def _question(pointer: str, item: Item, text: TokenizedText) -> Question:
         for index, candidate in enumerate(item.candidates)
     ]
     try:
-        return ask(item.text, len(text), pronoun, candidates, gold=item.gold)
+        return ask(item.text, text.tokens, pronoun, candidates, gold=item.gold)
     except CoreferenceError as error:
         place = "/gold" if error.code == "gold_out_of_range" else "/candidates"
         if error.index is not None:
