@@ -19,7 +19,7 @@ from attention_core.attention import (
     self_attention,
     softmax,
 )
-from attention_core.coreference import CoreferenceError, HeadAnswer, Question, ask, score
+from attention_core.coreference import CoreferenceError, HeadAnswer, Question, Reading, ask, attend, score
 from attention_core.cost import (
     AttentionWork,
     LayerCost,
@@ -32,6 +32,7 @@ from attention_core.cost import (
     self_attention_cost,
 )
 from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
+from attention_core.evaluation import Evaluation, EvaluationError, Item, Split, evaluate
 from attention_core.heads import (
     LABELS,
     PROBE_RULES,
@@ -63,18 +64,23 @@ __all__ = [
     "Attention",
     "AttentionWork",
     "CoreferenceError",
+    "Evaluation",
+    "EvaluationError",
     "HeadAnswer",
     "HeadResult",
     "HeadScorer",
+    "Item",
     "LayerCost",
     "MultiHeadAttention",
     "OutOfRangeError",
     "Question",
+    "Reading",
     "ScalingRow",
     "ScoreError",
     "ShapeError",
     "Span",
     "SpanError",
+    "Split",
     "TextFacts",
     "Token",
     "UnsupportedModelError",
@@ -82,6 +88,7 @@ __all__ = [
     "additive_attention",
     "align",
     "ask",
+    "attend",
     "attention_multiply_adds",
     "attention_weights",
     "borderline",
@@ -89,6 +96,7 @@ __all__ = [
     "convolutional_cost",
     "definitions",
     "dot_product",
+    "evaluate",
     "label",
     "layer_costs",
     "mae_similarity",

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -176,6 +176,20 @@ def _batches(lengths: Sequence[int], max_padded_tokens: int) -> Iterator[list[in
 
 class _LastLayerRead(Exception):  # noqa: N818 - not an error: it ends the forward pass early
     """Nothing above this layer was asked for."""
+
+
+class Read(Protocol):
+    """`AttentionReader.read`, or what stands for it: rows of texts, handed to a consumer."""
+
+    def __call__(
+        self,
+        sequences: Sequence[Sequence[int]],
+        heads: Mapping[int, Sequence[int]],
+        consume: Callable[[Rows], None],
+        *,
+        queries: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """As `AttentionReader.read`."""
 
 
 @dataclass(slots=True)

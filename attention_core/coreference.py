@@ -14,16 +14,20 @@ Any array of attention will do, whatever it was read with. Where `attention[laye
 Source: Clark et al. 2019, "What Does BERT Look At?", section 4.3, for reading coreference off single heads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attention_core.errors import ShapeError
 from attention_core.maps import EMPTY
 from attention_core.spans import Span, Token, whole_word_occurrences
+
+if TYPE_CHECKING:
+    from attention_core.capture import Read, Rows
 
 TIE = 1e-9  # two scores that differ by no more than this are equal
 NOISE = 2e-4  # the promised exactness: below it another batch shape or machine may decide otherwise
@@ -273,6 +277,45 @@ def score(question: Question, layer: int, heads: Sequence[int], weights: Tensor)
             )
         )
     return tuple(answers)
+
+
+def attend(
+    read: "Read",
+    texts: Sequence[tuple[Sequence[int], Sequence[Question]]],
+    heads: Mapping[int, Sequence[int]],
+    consume: Callable[[int, int, tuple[HeadAnswer, ...]], None],
+) -> None:
+    """Ask many questions of many texts, each text in one pass over the model, and only of the pronouns' rows.
+
+    read       `AttentionReader.read`, or what takes the same
+    texts      token ids of each text, and the questions about it
+    heads      {layer: heads of it}
+    consume    called as consume(text, question, answers) with two indices and one layer's answers, layers ascending
+
+    Raises as `read` and `score` do.
+    """
+    waiting: dict[tuple[int, int], list[Tensor]] = {}  # rows of questions whose rows come in several blocks
+
+    def add(rows: "Rows") -> None:
+        at = {query: place for place, query in enumerate(rows.queries)}
+        for place, question in enumerate(texts[rows.text][1]):
+            here = [at[query] for query in question.queries if query in at]
+            if not here:
+                continue
+            keys = question.queries[-1] + 1
+            weights = rows.weights[:, here, :keys]  # [head, query, key]
+            if len(here) < len(question.queries):
+                # The block may end before the last query: the keys that its rows lack lie after them, and weigh 0
+                earlier = waiting.setdefault((rows.text, place), [])
+                earlier.append(pad(weights, (0, keys - weights.shape[-1])))
+                weights = torch.cat(earlier, 1)
+                if weights.shape[1] < len(question.queries):
+                    continue
+                del waiting[rows.text, place]
+            consume(rows.text, place, score(question, rows.layer, rows.heads, weights))
+
+    queries = [sorted({query for one in questions for query in one.queries}) for _, questions in texts]
+    read([ids for ids, _ in texts], heads, add, queries=queries)
 
 
 def notes(question: Question, answers: Sequence[HeadAnswer]) -> tuple[Note, ...]:

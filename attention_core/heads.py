@@ -26,7 +26,7 @@ from attention_core._checks import positive_int
 from attention_core.errors import ShapeError
 
 if TYPE_CHECKING:
-    from attention_core.capture import Rows
+    from attention_core.capture import Read, Rows
 
 Status = Literal["ok", "too_short", "not_applicable"]
 Kind = Literal["mass", "distance", "entropy", "spans"]
@@ -483,7 +483,7 @@ class HeadScorer:
 
 
 def score_heads(
-    read: Callable[[Sequence[Sequence[int]], Mapping[int, Sequence[int]], Callable[[Rows], None]], None],
+    read: Read,
     texts: Sequence[TextFacts],
     heads: Mapping[int, Sequence[int]],
     *,

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -8,9 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attention_core.coreference import CoreferenceError, HeadAnswer, Question, Reading, ask, notes, score
+from attention_core.capture import AttentionReader, Rows
+from attention_core.coreference import (
+    CoreferenceError,
+    HeadAnswer,
+    Question,
+    Reading,
+    ask,
+    attend,
+    notes,
+    score,
+)
 from attention_core.errors import ShapeError
 from attention_core.spans import Span, Token, align, resolve_span
+from tests.tiny import tiny_backbone
 
 TEXT = "The cat sat on the mat because it was tired."
 #       one token per word, and the full stop: The cat sat on the mat because it was tired .
@@ -577,3 +589,53 @@ def test_a_gold_that_names_no_candidate_is_refused(gold: int) -> None:
     with pytest.raises(CoreferenceError, match=f"one of the 2 candidates, 0..1; got {gold}") as raised:
         question("it", "cat", "mat", gold=gold)
     assert raised.value.code == "gold_out_of_range"
+
+
+@pytest.mark.parametrize("block_weights", [1, 10**6])
+def test_questions_of_many_texts_are_answered_as_from_whole_maps(block_weights: int) -> None:
+    reader = AttentionReader(tiny_backbone())
+    ids = {2: list(range(60, 71)), 5: list(range(80, 97))}  # by text; of 11 and 17 tokens
+    mean, first = Reading(query="mean"), Reading(query="first")
+    asked = [
+        (
+            ids[2],
+            [
+                asked_at((3, 4, 6), (0, 2), mean),
+                asked_at((9,), (1, 5), PLAIN),
+                asked_at((5, 6), (2, 4), first),
+            ],
+        ),
+        (ids[5], [asked_at((13, 16), (1, 2), mean)]),
+    ]
+    heads = {0: [1, 3], 2: [0, 2, 4]}
+    maps: dict[tuple[int, int], Tensor] = {}
+
+    def keep_map(rows: Rows) -> None:
+        maps[rows.text, rows.layer] = rows.weights.clone()
+
+    reader.read([sequence for sequence, _ in asked], heads, keep_map)
+    answers: dict[tuple[int, int, int], tuple[HeadAnswer, ...]] = {}
+
+    def keep(text: int, place: int, found: tuple[HeadAnswer, ...]) -> None:
+        answers[text, place, found[0].layer] = found
+
+    attend(functools.partial(reader.read, block_weights=block_weights), asked, heads, keep)
+    assert len(answers) == 2 * 4
+    for (text, place, layer), found in answers.items():
+        question = asked[text][1][place]
+        whole = score(question, layer, heads[layer], maps[text, layer][:, list(question.queries)])
+        assert [one.head for one in found] == heads[layer]
+        for one, other in zip(found, whole, strict=True):
+            assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def asked_at(pronoun: tuple[int, ...], candidates: tuple[int, ...], reading: Reading) -> Question:
+    """A question with the pronoun and each candidate on these tokens of a text of one-letter tokens."""
+    text = " ".join("abcdefghijklmnopqrstuvwxyz")
+    tokens = tokens_of(text)
+
+    def at(*places: int) -> Span:
+        start, end = tokens[places[0]].start, tokens[places[-1]].end
+        return Span(start, end, text[start:end], places, True)
+
+    return ask(text, tokens, at(*pronoun), [at(place) for place in candidates], reading=reading)
