@@ -158,6 +158,11 @@ class HeadAnswer:
     correct: bool | None
 
 
+Consume = Callable[
+    [int, int, tuple[HeadAnswer, ...]], None
+]  # of a text, a question of it, one layer's answers
+
+
 def ask(
     text: str,
     tokens: Sequence[Token],
@@ -283,7 +288,7 @@ def attend(
     read: "Read",
     texts: Sequence[tuple[Sequence[int], Sequence[Question]]],
     heads: Mapping[int, Sequence[int]],
-    consume: Callable[[int, int, tuple[HeadAnswer, ...]], None],
+    consume: Consume,
 ) -> None:
     """Ask many questions of many texts, each text in one pass over the model, and only of the pronouns' rows.
 

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 from urllib.parse import parse_qs
 
@@ -34,6 +34,7 @@ T = TypeVar("T", bound=BaseModel)
 # How a URL says it. Lists are a,b,c; numbers are name:number,name:number; a span is its text, or start..end; heads are
 # L5H5,L8H7, or all
 Kind = Literal["text", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
+JSON, NDJSON = "application/json", "application/x-ndjson"
 ALIASES = {"layer": "layers", "head": "heads"}
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
@@ -65,19 +66,13 @@ MESSAGES = {
 }
 
 
-def read_json(model: type[T]) -> T:
-    """The request's body as `model`.
+def read_json(model: type[T], *, also: Sequence[str] = ()) -> T:
+    """The request's body as `model`; `also` are the other media types that this resource can read.
 
     Raises UnsupportedMediaTypeError, TooLargeError, BodyTimeoutError, MalformedBodyError or InvalidRequestError.
     """
-    if request.mimetype != "application/json":
-        raise UnsupportedMediaTypeError("The Content-Type header must be application/json.")
-    if request.mimetype_params.get("charset", "utf-8").lower() not in ("utf-8", "utf8"):
-        raise UnsupportedMediaTypeError("The body must be UTF-8.")
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise UnsupportedMediaTypeError("The body must not be compressed.")
     settings: Settings = current_app.extensions["settings"]
-    raw = _read(settings.max_body_bytes, settings.body_timeout_seconds)
+    raw = _body((JSON, *also), settings)
     try:
         parsed = model.model_validate_json(raw)
     except ValidationError as error:
@@ -99,12 +94,62 @@ def read_json(model: type[T]) -> T:
     return parsed
 
 
+def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind]) -> T:
+    """A body of JSON Lines, an `item` a line, with the query string's options, as `model`.
+
+    Blank lines are passed over. A line that holds no item stands in `unread` and does not sink the rest; `lines` are
+    the numbers of those that do. Raises as `read_json` does, and InvalidRequestError where no line holds an item.
+    """
+    settings: Settings = current_app.extensions["settings"]
+    raw = _body((NDJSON,), settings)
+    numbered = [(number, line) for number, line in enumerate(raw.split(b"\n"), 1) if line.strip()]
+    limit = getattr(settings, getattr(model, "limit", "max_texts"))
+    if len(numbered) > limit:
+        detail = f"A request holds at most {limit} lines; send the others in further requests."
+        raise TooLargeError(detail, limit=limit, actual=len(numbered))
+    items, lines, unread = [], [], []
+    for number, line in numbered:
+        try:
+            items.append(item.model_validate_json(line))
+            _refuse_duplicate_members(line)
+            lines.append(number)
+        except ValidationError as error:
+            code, detail = _line_fault(error, line)
+            unread.append({"line": number, "code": code, "detail": detail})
+        except MalformedBodyError as error:
+            items.pop()
+            unread.append({"line": number, "code": "malformed_line", "detail": error.detail})
+    if not items:
+        faults = [
+            FieldError("", one["code"], f"Line {one['line']}: {one['detail']}") for one in unread[:MAX_ERRORS]
+        ]
+        raise InvalidRequestError.of(faults or [FieldError("", "missing_field", "The body holds no line.")])
+    body, faults = _query(names)
+    return _validated(model, {**body, "items": items, "lines": lines, "unread": unread}, faults)
+
+
+def _line_fault(error: ValidationError, line: bytes) -> tuple[str, str]:
+    fault = error.errors(include_url=False, include_input=False, include_context=True)[0]
+    if fault["type"] == "json_invalid":
+        return "malformed_line", f"The line is not valid JSON: {fault['ctx']['error']}."
+    field = _field_error(fault, from_json(line))
+    return field.code, f"{field.pointer}: {field.detail}" if field.pointer else field.detail
+
+
 def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
     """The query string as `model`: parameters of the same names, lists separated by commas.
 
     `names` says how each parameter is read; others, which say how the answer is written, are passed over. Raises
     InvalidRequestError; pointers are those of the same request as JSON.
     """
+    body, faults = _query(names)
+    if "text" in names and "text" not in body and not faults:
+        raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
+    return _validated(model, body, faults)
+
+
+def _query(names: Mapping[str, Kind]) -> tuple[dict[str, object], list[FieldError]]:
+    """What the query string says of the members `names`, and what is wrong with how it says it."""
     body: dict[str, object] = {}
     faults = []
     for name, values in arguments().items():
@@ -117,8 +162,10 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
             )
         else:
             body[target] = _value(values[0], names[target])
-    if "text" in names and "text" not in body and not faults:
-        raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
+    return body, faults
+
+
+def _validated(model: type[T], body: dict[str, object], faults: list[FieldError]) -> T:
     try:
         parsed = model.model_validate(body)
     except ValidationError as error:
@@ -196,6 +243,18 @@ def presentation(names: Collection[str], *, others: Collection[str] = ()) -> dic
     if faults:
         raise InvalidRequestError.of(faults)
     return {name: found[name][0] for name in names if name in found}
+
+
+def _body(accepted: Sequence[str], settings: Settings) -> bytes:
+    """The body, of the first of the media types; the others are named where it is another."""
+    if request.mimetype != accepted[0]:
+        detail = f"The Content-Type header must be {' or '.join(accepted)}."
+        raise UnsupportedMediaTypeError(detail, accepted=accepted)
+    if request.mimetype_params.get("charset", "utf-8").lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaTypeError("The body must be UTF-8.")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaTypeError("The body must not be compressed.")
+    return _read(settings.max_body_bytes, settings.body_timeout_seconds)
 
 
 def _read(limit: int, seconds: float) -> bytes:

@@ -64,7 +64,11 @@ class NotAcceptableError(RequestError):
 
 
 class UnsupportedMediaTypeError(RequestError):
-    """The body is not declared as JSON."""
+    """The body is not declared as one of the media types that are `accepted`."""
+
+    def __init__(self, detail: str, *, accepted: Sequence[str] = ("application/json",)) -> None:
+        super().__init__(detail)
+        self.accepted = list(accepted)
 
 
 class InvalidRequestError(RequestError):

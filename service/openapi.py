@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service import problems
+from service.body import NDJSON
 from service.schemas.model import Problem
 
 YAML = "application/yaml"
@@ -35,8 +36,9 @@ def document(root: str = "") -> dict[str, Any]:
     operations = sorted(_operations(app), key=lambda operation: operation[:2])
     models: dict[type[BaseModel], Any] = {Problem: "serialization"}
     for _, _, contract, _ in operations:
-        if contract.request:
-            models[contract.request] = "validation"
+        for model in (contract.request, contract.lines):
+            if model:
+                models[model] = "validation"
         if contract.answer:
             models[contract.answer] = "serialization"
     references, definitions = models_json_schema(
@@ -123,6 +125,9 @@ def _operation(
             "required": True,
             "content": {"application/json": {"schema": references[contract.request, "validation"]}},
         }
+    if contract.lines:  # a schema of one line: OpenAPI 3.1 has no words for a sequence of them
+        item = references[contract.lines, "validation"]
+        operation["requestBody"]["content"][NDJSON] = {"schema": item}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", path)

@@ -86,9 +86,9 @@ PROBLEMS = (
         errors.UnsupportedMediaTypeError,
         415,
         "unsupported-media-type",
-        "The body must be application/json",
+        "The body is of another media type than can be read",
         "The Content-Type header is missing or names another type.",
-        "Send Content-Type: application/json.",
+        "Send Content-Type: application/json; the Accept-Post header lists what else is read.",
     ),
     ProblemRow(
         errors.InvalidRequestError,
@@ -170,8 +170,8 @@ def problem_response(error: Exception) -> Response:
         body["formats"] = error.formats
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
-    if problem.status == 415:
-        headers["Accept-Post"] = "application/json"
+    if isinstance(error, errors.UnsupportedMediaTypeError):
+        headers["Accept-Post"] = ", ".join(error.accepted)
     return Response(orjson.dumps(body), problem.status, headers, content_type=MEDIA_TYPE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TypeVar
 
 from attention_core.errors import OutOfRangeError
 from service.engine import Session
@@ -20,14 +21,14 @@ def check_count(count: int, limit: int) -> None:
 
 
 def tokenize(
-    session: Session, inputs: Sequence[Input], *, parse_special: bool = False
+    session: Session, inputs: Sequence[Input], *, parse_special: bool = False, at_most: int | None = None
 ) -> list[TokenizedText | InvalidRequestError]:
     """Each input's tokens, or in its place why it cannot be read: `empty_text`, `text_too_long`, and the like.
 
-    Raises `text_too_long` where all together are over the limit.
+    Raises `text_too_long` where all together are over the limit, `at_most` or that of a request.
     """
     found = [_tokenize(session, one, parse_special) for one in inputs]
-    total, limit = sum(len(one) for one in texts_of(found)), session.limits.max_tokens_per_request
+    total, limit = sum(len(one) for one in texts_of(found)), at_most or session.limits.max_tokens_per_request
     if total > limit:
         pointer = inputs[0].pointer.split("/")[1]  # of a list: /texts, or /items
         detail = f"The texts have {total} tokens together; a request holds at most {limit}."
@@ -74,14 +75,17 @@ def texts_of(found: Sequence[TokenizedText | InvalidRequestError]) -> list[Token
     return [one for one in found if isinstance(one, TokenizedText)]
 
 
-def all_or_raise(found: Sequence[TokenizedText | InvalidRequestError]) -> list[TokenizedText]:
-    """Every text, or the first reason why one cannot be read, raised with all others beside it."""
+T = TypeVar("T")
+
+
+def all_or_raise(found: Sequence[T | InvalidRequestError]) -> list[T]:
+    """Every text or item, or the first reason why one cannot be read, raised with all others beside it."""
     errors = [one for one in found if isinstance(one, InvalidRequestError)]
     if errors:
         first = errors[0]
         every = [fault for error in errors for fault in error.errors]
         raise InvalidRequestError(first.detail, errors=every, limit=first.limit, actual=first.actual)
-    return texts_of(found)
+    return [one for one in found if not isinstance(one, InvalidRequestError)]
 
 
 def skipped(error: InvalidRequestError) -> dict[str, object]:

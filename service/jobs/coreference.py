@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
-from attention_core.capture import Rows
-from attention_core.coreference import CoreferenceError, HeadAnswer, Question, ask, notes, score
+from attention_core import coreference
+from attention_core.coreference import CoreferenceError, HeadAnswer, Question, Reading, ask, notes
 from attention_core.spans import Span, SpanError, resolve_span
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
-from service.jobs.common import all_or_raise, check_elements, sentence, tokenize
+from service.jobs.common import all_or_raise, check_elements, sentence, skipped, tokenize
 from service.schemas.attention import Input
 from service.schemas.common import SpanRequest
-from service.schemas.coreference import CoreferenceRequest, Item
+from service.schemas.coreference import CoreferenceRequest, Item, Pairs, ScoringRequest
 from service.texts import TokenizedText
 
 ARTICLE_HEADS = [(5, 5)]  # the pronoun head of the article; a number of the 24 x 14 models only
 ARTICLE_SHAPE = (24, 14)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An item that can be scored."""
+
+    text: TokenizedText
+    question: Question
+
+
 def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
-    """The chosen heads' attention from each item's pronoun to its candidates; one row per head is read."""
-    items = request.inputs
-    heads = _choose(request, session)
-    texts = all_or_raise(tokenize(session, [Input(f"{pointer}/text", item.text) for pointer, item in items]))
+    """The chosen heads' attention from each item's pronoun to its candidates; only the pronoun's rows are read."""
+    heads = {} if request.method == "substitution" else choose_pairs(_pairs(request, session), session)
     chosen = sum(map(len, heads.values()))
     check_elements(
-        chosen * sum(len(item.candidates) for _, item in items),
+        chosen * sum(len(item.candidates) for _, item in request.inputs),
         session.max_elements,
         f"{chosen} heads for every candidate",
         "fewer heads, candidates or items",
     )
-    questions = [_question(pointer, item, text) for (pointer, item), text in zip(items, texts, strict=True)]
-    answers: list[list[HeadAnswer]] = [[] for _ in items]
+    found = prepare(request.inputs, request, session)
+    if request.on_error == "fail":
+        all_or_raise(found)
+    asked = [one for one in found if isinstance(one, Asked)]
+    answers: list[list[HeadAnswer]] = [[] for _ in asked]
 
-    def add(rows: Rows) -> None:
-        answers[rows.text] += score(questions[rows.text], rows.layer, rows.heads, rows.weights)
+    def add(_: int, item: int, of_layer: Sequence[HeadAnswer]) -> None:
+        answers[item] += of_layer
 
-    session.read(
-        [text.ids for text in texts], heads, add, queries=[question.queries for question in questions]
-    )
+    if heads:
+        read(session, asked, heads, add)
+    results = iter(zip(asked, answers, strict=True))
     return {
         "model": session.model.provenance,
         "results": [
-            _result(text, question, answers_of_text)
-            for text, question, answers_of_text in zip(texts, questions, answers, strict=True)
+            skipped(one) if isinstance(one, InvalidRequestError) else _result(*next(results)) for one in found
         ],
     }
 
 
-def _choose(request: CoreferenceRequest, session: Session) -> Mapping[int, list[int]]:
+def prepare(
+    items: Sequence[tuple[str, Item]],
+    request: ScoringRequest,
+    session: Session,
+    *,
+    at_most: int | None = None,
+) -> list[Asked | InvalidRequestError]:
+    """Each item's tokens and resolved spans, or in its place why it cannot be scored."""
+    reading = Reading(request.aggregate, request.query, request.normalize, request.first_token)
+    inputs = [Input(f"{pointer}/text", item.text) for pointer, item in items]
+    texts = tokenize(session, inputs, at_most=at_most)
+    return [_asked(pointer, item, text, reading) for (pointer, item), text in zip(items, texts, strict=True)]
+
+
+def read(
+    session: Session,
+    asked: Sequence[Asked],
+    heads: Mapping[int, Sequence[int]],
+    consume: coreference.Consume,
+) -> None:
+    """`attend` of the core, each distinct text read once; `consume` gets the item's index, not the text's."""
+    places: dict[str, list[int]] = {}
+    for place, one in enumerate(asked):
+        places.setdefault(one.text.text, []).append(place)
+    of_text = list(places.values())
+    texts = [(asked[items[0]].text.ids, [asked[item].question for item in items]) for items in of_text]
+    coreference.attend(
+        session.read, texts, heads, lambda text, place, answers: consume(text, of_text[text][place], answers)
+    )
+
+
+def choose_pairs(pairs: Pairs, session: Session) -> dict[int, list[int]]:
+    """{layer: heads}, ascending and without repeats. Raises `layer_` and `head_out_of_range`."""
     reader = session.model.reader
-    if request.heads == "all":
+    if pairs == "all":
         return {layer: list(range(reader.heads)) for layer in range(reader.layers)}
-    pairs = request.heads
-    if pairs is None:
-        if (reader.layers, reader.heads) != ARTICLE_SHAPE:
-            detail = f"Required on this model of {reader.layers} layers and {reader.heads} heads."
-            raise InvalidRequestError.at("/heads", "missing_field", detail)
-        pairs = ARTICLE_HEADS
     faults = [
         FieldError(
             f"/heads/{place}/{position}", f"{kind}_out_of_range", f"The model's {kind}s are 0 to {size - 1}."
@@ -76,19 +110,33 @@ def _choose(request: CoreferenceRequest, session: Session) -> Mapping[int, list[
     return chosen
 
 
-def _question(pointer: str, item: Item, text: TokenizedText) -> Question:
-    pronoun = _resolve(f"{pointer}/pronoun", item.pronoun, text)
-    candidates = [
-        _resolve(f"{pointer}/candidates/{index}", candidate, text)
-        for index, candidate in enumerate(item.candidates)
-    ]
+def _pairs(request: CoreferenceRequest, session: Session) -> Pairs:
+    reader = session.model.reader
+    if request.heads is None and (reader.layers, reader.heads) != ARTICLE_SHAPE:
+        detail = f"Required on this model of {reader.layers} layers and {reader.heads} heads."
+        raise InvalidRequestError.at("/heads", "missing_field", detail)
+    return request.heads or ARTICLE_HEADS
+
+
+def _asked(
+    pointer: str, item: Item, text: TokenizedText | InvalidRequestError, reading: Reading
+) -> Asked | InvalidRequestError:
+    if isinstance(text, InvalidRequestError):
+        return text
     try:
-        return ask(item.text, text.tokens, pronoun, candidates, gold=item.gold)
+        pronoun = _resolve(f"{pointer}/pronoun", item.pronoun, text)
+        candidates = [
+            _resolve(f"{pointer}/candidates/{index}", candidate, text)
+            for index, candidate in enumerate(item.candidates)
+        ]
+        return Asked(text, ask(item.text, text.tokens, pronoun, candidates, gold=item.gold, reading=reading))
     except CoreferenceError as error:
         place = "/gold" if error.code == "gold_out_of_range" else "/candidates"
         if error.index is not None:
             place += f"/{error.index}"
-        raise InvalidRequestError.at(f"{pointer}{place}", error.code, sentence(error)) from None
+        return InvalidRequestError.at(f"{pointer}{place}", error.code, sentence(error))
+    except InvalidRequestError as error:
+        return error
 
 
 def _resolve(pointer: str, span: SpanRequest, text: TokenizedText) -> Span:
@@ -105,13 +153,14 @@ def _resolve(pointer: str, span: SpanRequest, text: TokenizedText) -> Span:
         raise InvalidRequestError.at(pointer, error.code, sentence(error)) from None
 
 
-def _result(text: TokenizedText, question: Question, answers: list[HeadAnswer]) -> dict[str, object]:
+def _result(asked: Asked, answers: list[HeadAnswer]) -> dict[str, object]:
+    question = asked.question
     heads = [asdict(answer) for answer in answers]
     if question.gold is None:
         for head in heads:
             del head["correct"]
     return {
-        "tokens": [asdict(token) for token in text.tokens],
+        "tokens": [asdict(token) for token in asked.text.tokens],
         "pronoun": asdict(question.pronoun),
         "candidates": [asdict(candidate) for candidate in question.candidates],
         "heads": heads,

@@ -27,6 +27,7 @@ class Contract:
     summary: str
     tag: str
     request: type[BaseModel] | None
+    lines: type[BaseModel] | None
     answer: type[BaseModel] | None
     media_type: str
     problems: tuple[type[Exception], ...]
@@ -53,6 +54,7 @@ def describes(
     *,
     tag: str,
     request: type[BaseModel] | None = None,
+    lines: type[BaseModel] | None = None,
     answer: type[BaseModel] | None = None,
     media_type: str = json.MEDIA_TYPE,
     problems: Sequence[type[Exception]] = (),
@@ -65,7 +67,16 @@ def describes(
     def decorate(view: View) -> View:
         every = (*(READING if request else ()), *problems, Exception)
         view.contract = Contract(  # type: ignore[attr-defined]
-            summary, tag, request, answer, media_type, every, cacheable, tuple(formats), tuple(parameters)
+            summary,
+            tag,
+            request,
+            lines,
+            answer,
+            media_type,
+            every,
+            cacheable,
+            tuple(formats),
+            tuple(parameters),
         )
         return view
 

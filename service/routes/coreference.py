@@ -1,25 +1,81 @@
-"""POST /v1/coreference."""
+"""/v1/coreference by POST and by GET, and POST /v1/coreference/evaluate."""
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, request
 
-from service.body import read_json
-from service.jobs import coreference
-from service.routes.common import ASKING, ask, describes
-from service.schemas.coreference import CoreferenceAnswer, CoreferenceRequest
+from service.body import NDJSON, Kind, read_lines
+from service.formats import coreference as formats
+from service.jobs import coreference, evaluate
+from service.routes.question import Question
+from service.schemas.coreference import (
+    CoreferenceAnswer,
+    CoreferenceRequest,
+    EvaluateAnswer,
+    EvaluateRequest,
+    EvaluationItem,
+    LinesRequest,
+)
 
 bp = Blueprint("coreference", __name__)
 
+SCORING: dict[str, Kind] = {
+    "heads": "heads",
+    "method": "text",
+    "aggregate": "text",
+    "query": "text",
+    "normalize": "text",
+    "first_token": "text",
+}
 
-@bp.post("/v1/coreference")
-@describes(
-    "Which noun does the pronoun attend to?",
+ATTENDS = Question(
+    summary="Which noun does the pronoun attend to?",
     tag="coreference",
     request=CoreferenceRequest,
     answer=CoreferenceAnswer,
-    problems=ASKING,
+    job=coreference.attend,
+    formats=formats.FORMATS,
+    query={"text": "text", "pronoun": "span", "candidates": "spans", "gold": "integer", **SCORING},
+    parameters=formats.PARAMETERS,
 )
+EVALUATION = Question(
+    summary="How often is a head right?",
+    tag="coreference",
+    request=EvaluateRequest,
+    answer=EvaluateAnswer,
+    job=evaluate.judge,
+    formats=formats.EVALUATION_FORMATS,
+    query={**SCORING, "split": "numbers", "rank_by": "text", "top": "integer"},  # beside JSON Lines
+    parameters=(),
+    also=(NDJSON,),
+)
+
+
+@bp.post("/v1/coreference")
+@ATTENDS.describe_post()
 def score_coreference() -> Response:
-    """Attention from a pronoun to its candidates."""
-    return ask(coreference.attend, read_json(CoreferenceRequest))
+    """Attention from a pronoun to its candidates, or with `method: substitution` what the model expects there."""
+    return ATTENDS.post()
+
+
+@bp.get("/v1/coreference")
+@ATTENDS.describe_get()
+def get_coreference() -> Response:
+    """`?text=…&pronoun=it&candidates=cat,mat`: spans by their text, or as `start..end`; heads as `L5H5,L8H7` or `all`."""
+    return ATTENDS.get()
+
+
+@bp.get("/v1/coreference.<name>")
+@ATTENDS.describe_ending()
+def get_coreference_as(name: str) -> Response:
+    """`/v1/coreference.csv?text=…&pronoun=it&candidates=cat,mat`, and so on for each format."""
+    return ATTENDS.get(name)
+
+
+@bp.post("/v1/coreference/evaluate")
+@EVALUATION.describe_post(lines=EvaluationItem)
+def evaluate_coreference() -> Response:
+    """Accuracy of many heads on many items, as JSON, or as JSON Lines with the options in the URL."""
+    if request.mimetype == NDJSON:
+        return EVALUATION.post(lambda: read_lines(LinesRequest, EvaluationItem, EVALUATION.query))
+    return EVALUATION.post()

@@ -27,8 +27,15 @@ _TYPES: dict[Kind, str] = {
     "integer": "integer",
     "integers": "array",
     "texts": "array",
-    "numbers": "object",
 }
+# What a URL writes otherwise than the body does
+_IN_URL: dict[Kind, dict[str, Any]] = {
+    "numbers": {"type": "string", "description": "`name:number,name:number`, or `none`."},
+    "span": {"type": "string", "description": "Its text, or `start..end`."},
+    "spans": {"type": "array", "items": {"type": "string"}, "description": "Their texts, or `start..end`."},
+    "heads": {"type": "string", "description": "`L5H5,L8H7`, or `all`."},
+}
+REQUIRED = ("text", "pronoun", "candidates")
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,19 @@ class Question(Generic[R]):
     formats: Sequence[Format]
     query: Mapping[str, Kind]
     parameters: Sequence[Parameter]
+    also: Sequence[str] = ()  # other media types than JSON that a POST may have
 
-    def describe_post(self) -> Callable[[View], View]:
-        """The contract of the POST."""
+    def describe_post(self, *, lines: type[BaseModel] | None = None) -> Callable[[View], View]:
+        """The contract of the POST; `lines` is what a line holds, where it takes JSON Lines with the query beside."""
         return describes(
             self.summary,
             tag=self.tag,
             request=self.request,
+            lines=lines,
             answer=self.answer,
             problems=(*ASKING, NotAcceptableError),
             formats=self.formats,
-            parameters=self._written,
+            parameters=[*(self._asked if lines else ()), *self._written],
         )
 
     def describe_get(self) -> Callable[[View], View]:
@@ -82,11 +91,15 @@ class Question(Generic[R]):
             parameters=(ending, *self._asked, *self._written),
         )
 
-    def post(self) -> Response:
-        """The answer in the format that `?format=` names or `Accept` prefers."""
-        how = presentation(self._presentation)
+    def post(self, read: Callable[[], R] | None = None) -> Response:
+        """The answer in the format that `?format=` names or `Accept` prefers.
+
+        The request is the body's JSON, or what `read` reads from the body and the query.
+        """
+        how = presentation(self._presentation, others=self.query if read else ())
         written = self._choose(how.get("format"))
-        return ask(self.job, read_json(self.request), written, options_of(how, self.parameters))
+        options = options_of(how, self.parameters)
+        return ask(self.job, read() if read else read_json(self.request, also=self.also), written, options)
 
     def get(self, name: str | None = None) -> Response:
         """The same for a request in the URL; `name` is the format that the path ends in."""
@@ -127,12 +140,14 @@ class Question(Generic[R]):
         schema = self.request.model_json_schema()
 
         def form(name: str) -> dict[str, Any]:
+            if self.query[name] in _IN_URL:
+                return _IN_URL[self.query[name]]
             wanted = _TYPES[self.query[name]]
             found = next(one for one in _forms(schema["properties"][name]) if one.get("type") == wanted)
             return {key: value for key, value in found.items() if key not in ("title", "description")}
 
         described = [
-            _described(name, form(name), "As in the body of the POST.", required=name == "text")
+            _described(name, form(name), "As in the body of the POST.", required=name in REQUIRED)
             for name in self.query
         ]
         for alias in self._aliases:
@@ -160,11 +175,11 @@ def _forms(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _described(
     name: str, schema: dict[str, Any], description: str, *, required: bool = False
 ) -> dict[str, Any]:
-    parameter = {"name": name, "in": "query", "required": required, "description": description}
-    match schema.get("type"):
-        case "array":  # a,b,c
-            return parameter | {"style": "form", "explode": False, "schema": schema}
-        case "object":  # name:number,name:number, which no style of OpenAPI's writes
-            description += " Names and numbers as `sink:0.4,broad:0.9`."
-            return parameter | {"description": description, "schema": {"type": "string"}}
-    return parameter | {"schema": schema}
+    parameter = {
+        "name": name,
+        "in": "query",
+        "required": required,
+        "description": schema.get("description", description),
+        "schema": {key: value for key, value in schema.items() if key != "description"},
+    }
+    return parameter | ({"style": "form", "explode": False} if schema.get("type") == "array" else {})

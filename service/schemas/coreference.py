@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.schemas.attention import SkippedResult
 from service.schemas.common import (
     LONGEST_LIST,
     SENTENCE,
@@ -228,6 +229,21 @@ class EvaluateRequest(ScoringRequest):
         return [(f"/items/{index}", item) for index, item in enumerate(self.items)]
 
 
+class UnreadLine(Request):
+    """A line that holds no item, and why."""
+
+    line: int
+    code: str
+    detail: str
+
+
+class LinesRequest(EvaluateRequest):
+    """The same, from JSON Lines: the number of each item's line, and the lines that hold none."""
+
+    lines: list[int]
+    unread: list[UnreadLine]
+
+
 class PronounInfo(Answer):
     """The resolved pronoun."""
 
@@ -273,13 +289,27 @@ class Baselines(Answer):
     nearest: int
 
 
+class Substituted(Answer):
+    """How likely the model finds the rest of the text with each candidate in the pronoun's place."""
+
+    scores: list[float | None] = Field(
+        description="Log-probability of what follows, in nats; null where nothing follows."
+    )
+    predicted: int | None
+    tie: bool
+    margin: float | None
+    within_noise: bool
+    correct: bool | None = Field(None, description="Only with `gold`.")
+
+
 class CoreferenceResult(Answer):
     """One item's answer."""
 
     tokens: list[TokenInfo]
     pronoun: PronounInfo
     candidates: list[CandidateInfo]
-    heads: list[HeadChoice]
+    heads: list[HeadChoice] = Field(description="Empty with `method: substitution`.")
+    substitution: Substituted | None = Field(None, description="Only with `method: substitution`.")
     baselines: Baselines
     warnings: list[Warning]
 
@@ -288,4 +318,123 @@ class CoreferenceAnswer(Answer):
     """The items' answers, in the request's order."""
 
     model: ModelInfo
-    results: list[CoreferenceResult]
+    results: list[CoreferenceResult | SkippedResult]
+
+
+class Accuracy(Answer):
+    """How many are right, and the Wilson 95 % interval of their share; null where there is no item."""
+
+    correct: int
+    n: int
+    accuracy: float | None
+    ci95: tuple[float, float] | None
+
+
+class PartInfo(Answer):
+    """What heads are measured against, on one part of the items."""
+
+    n: int
+    first: Accuracy = Field(description="The first candidate in the text, whatever the head does.")
+    nearest: Accuracy = Field(description="The last candidate before the pronoun.")
+    random: float | None = Field(description="One of the candidates by chance.")
+    ceiling: float | None = Field(
+        description="No head can be right more often: items that are equal up to the pronoun look the same to it."
+    )
+
+
+class Parts(Answer):
+    """All scored items, and where there is a split its two sides."""
+
+    all: PartInfo
+    dev: PartInfo | None = Field(None, description="Heads are chosen on these.")
+    test: PartInfo | None = Field(None, description="And reported on these.")
+
+
+class Judged(Answer):
+    """How often one head, or the method of substitution, is right."""
+
+    all: Accuracy
+    gold_first: Accuracy = Field(description="Where the right candidate is the first in the text.")
+    gold_not_first: Accuracy
+    balanced: float | None = Field(
+        description="Mean of the two: a head that always picks the first has 0.5, however often that is right."
+    )
+    picks_first_rate: float | None
+
+
+class JudgedHead(Judged):
+    """One head; `dev` and `test` where there is a split."""
+
+    layer: int
+    head: int
+    dev: Accuracy | None = None
+    test: Accuracy | None = None
+
+
+class BestHead(Answer):
+    """The head with the highest value to choose by, then of the lowest layer and head."""
+
+    layer: int
+    head: int
+    dev: Accuracy | None = None
+    test: Accuracy | None = None
+    all: Accuracy
+    value: float = Field(description="What it was chosen for: on dev, without a split on all.")
+    test_value: float | None = Field(None, description="The same on test.")
+    tied_heads: int = Field(description="Heads with this value, this one among them.")
+    p_value: float = Field(
+        description="Probability that coin flips are right at least as often, on test, without a split on all."
+    )
+    p_value_holm: float = Field(description="Corrected for the number of heads evaluated (Holm).")
+
+
+class ChanceOfBest(Answer):
+    """What the best of as many heads that flip coins would do, on the items that the head was chosen on."""
+
+    heads: int
+    n: int
+    probability: float = Field(description="That it does as well as the best head did.")
+    expected_accuracy: float
+
+
+class Grid(Answer):
+    """Accuracy of every head evaluated: on test, without a split on all."""
+
+    layers: list[int]
+    heads: list[int]
+    accuracy: list[list[float | None]] = Field(description="[layer][head]; null where not evaluated.")
+
+
+class SkippedItem(Answer):
+    """An item that could not be scored."""
+
+    pointer: str | None = Field(None, description="Where it stands in the body.")
+    line: int | None = Field(None, description="Of a body of JSON Lines, from 1.")
+    id: str | None = None
+    code: str
+    detail: str
+
+
+class EvaluateAnswer(Answer):
+    """How often heads are right, beside what position alone achieves and what no head can exceed."""
+
+    model: ModelInfo
+    n: int = Field(description="Items sent.")
+    scored: int = Field(
+        description="Items with an answer that counts: readable, with two candidates or more."
+    )
+    skipped: list[SkippedItem]
+    baselines: PartInfo = Field(description="On all scored items; `parts` has them for each side of a split.")
+    ceiling: float | None
+    parts: Parts
+    heads: list[JudgedHead] = Field(
+        description="The `top` best, best first. Empty with `method: substitution`."
+    )
+    best: BestHead | None
+    chance_of_best: ChanceOfBest | None
+    substitution: Judged | None = Field(None, description="Only with `method: substitution`.")
+    grid: Grid | None = Field(None, description="Absent with `method: substitution`.")
+    warnings: list[Warning]
+    request: dict[str, Any] = Field(
+        description="The options with every default filled in; of the items the SHA-256 of their canonical JSON."
+    )

@@ -1,0 +1,176 @@
+"""How often is a head right?"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_core.capture import MAX_PADDED_TOKENS
+from attention_core.coreference import HeadAnswer
+from attention_core.evaluation import (
+    NO_CHOICE,
+    Evaluation,
+    EvaluationError,
+    HeadAccuracy,
+    Item,
+    Split,
+    evaluate,
+)
+from service.engine import Session
+from service.errors import MAX_ERRORS, InvalidRequestError
+from service.formats import json
+from service.jobs.common import all_or_raise, sentence
+from service.jobs.coreference import Asked, choose_pairs, prepare, read
+from service.schemas.coreference import EvaluateRequest, LinesRequest, UnreadLine
+
+log = logging.getLogger(__name__)
+
+SIDES = ("dev", "test", "test_value")  # what is there only with a split
+
+
+def judge(request: EvaluateRequest, session: Session) -> dict[str, object]:
+    """Every chosen head on every item that can be scored; of the attention only each head's choice is kept."""
+    chosen = choose_pairs(request.heads or "all", session)
+    heads = [(layer, head) for layer, of_layer in chosen.items() for head in of_layer]
+    limit = session.limits.max_tokens_per_evaluation
+    found = prepare(request.inputs, request, session, at_most=limit)
+    asked = [one for one in found if isinstance(one, Asked)]
+    if not asked:
+        all_or_raise(found[:MAX_ERRORS])
+    session.allow_tokens(sum(len(one.text) for one in asked))
+
+    items = [
+        Item(one.question, one.text.text, sent.group)
+        for sent, one in zip(request.items, found, strict=True)
+        if isinstance(one, Asked)
+    ]
+    predictions = _predictions(session, asked, chosen, heads)
+    result = _evaluate(request, items, heads, predictions)
+    parts = {name: asdict(part) for name, part in result.parts.items()}
+    return {
+        "model": session.model.provenance,
+        "n": len(found) + len(_unread(request)),
+        "scored": result.scored,
+        "skipped": list(_skipped(request, found)),
+        "baselines": parts["all"],
+        "ceiling": result.parts["all"].ceiling,
+        "parts": parts,
+        "heads": [_without_empty_sides(asdict(one)) for one in result.heads[: request.top]],
+        "best": None if result.best is None else _without_empty_sides(asdict(result.best)),
+        "chance_of_best": None if result.chance_of_best is None else asdict(result.chance_of_best),
+        "grid": _grid(result),
+        "warnings": [asdict(note) for note in result.warnings],
+        "request": _options(request),
+    }
+
+
+def _predictions(
+    session: Session,
+    asked: Sequence[Asked],
+    chosen: Mapping[int, Sequence[int]],
+    heads: Sequence[tuple[int, int]],
+) -> NDArray[np.int64]:
+    """What each head chooses, [item, head]. Read in runs of texts, so that other requests get their turn between."""
+    predictions = np.full((len(asked), len(heads)), NO_CHOICE)
+    column = {head: place for place, head in enumerate(heads)}
+    done = 0
+    for run in _runs(asked):
+
+        def add(_: int, item: int, answers: Sequence[HeadAnswer], run: Sequence[int] = run) -> None:
+            for answer in answers:
+                if answer.predicted is not None:
+                    predictions[run[item], column[answer.layer, answer.head]] = answer.predicted
+
+        read(session, [asked[place] for place in run], chosen, add)
+        done += len(run)
+        log.info("evaluation", extra={"items_done": done, "items": len(asked)})
+    return predictions
+
+
+def _runs(asked: Sequence[Asked]) -> Iterator[list[int]]:
+    """Items whose texts are of like length, together; those of one text stay together, so that it is read once."""
+    order = sorted(range(len(asked)), key=lambda place: (len(asked[place].text), asked[place].text.text))
+    run: list[int] = []
+    texts = 0
+    for place in order:
+        if not run or asked[place].text.text != asked[run[-1]].text.text:
+            if run and (texts + 1) * len(asked[place].text) > MAX_PADDED_TOKENS:
+                yield run
+                run, texts = [], 0
+            texts += 1
+        run.append(place)
+    yield run
+
+
+def _evaluate(
+    request: EvaluateRequest,
+    items: Sequence[Item],
+    heads: Sequence[tuple[int, int]],
+    predictions: NDArray[np.int64],
+) -> Evaluation:
+    split = None if request.split is None else Split(request.split.test_fraction, request.split.seed)
+    try:
+        return evaluate(items, heads, predictions, split=split, rank_by=request.rank_by)
+    except EvaluationError as error:
+        if error.code != "too_few_groups":
+            raise
+        raise InvalidRequestError.at(
+            "/split", "incompatible_options", f"{sentence(error)} Send null."
+        ) from None
+
+
+def _unread(request: EvaluateRequest) -> list[UnreadLine]:
+    return request.unread if isinstance(request, LinesRequest) else []
+
+
+def _skipped(
+    request: EvaluateRequest, found: Sequence[Asked | InvalidRequestError]
+) -> Iterator[dict[str, object]]:
+    """Lines that could not be read, items that cannot be scored, and those with nothing to choose between."""
+    yield from (line.model_dump(exclude_none=True) for line in _unread(request))
+    for place, (sent, one) in enumerate(zip(request.items, found, strict=True)):
+        where: dict[str, object] = {"pointer": f"/items/{place}"}
+        if isinstance(request, LinesRequest):
+            where = {"line": request.lines[place]}
+        if sent.id is not None:
+            where["id"] = sent.id
+        if isinstance(one, InvalidRequestError):
+            fault = one.errors[0]
+            yield {**where, "code": fault.code, "detail": fault.detail}
+        elif len(one.question.candidates) == 1:
+            yield {
+                **where,
+                "code": "single_candidate",
+                "detail": "With one candidate there is nothing to choose.",
+            }
+
+
+def _without_empty_sides(head: dict[str, object]) -> dict[str, object]:
+    """Without `dev` and `test` where there is no split."""
+    return {name: value for name, value in head.items() if value is not None or name not in SIDES}
+
+
+def _grid(result: Evaluation) -> dict[str, object]:
+    layers, heads = sorted({one.layer for one in result.heads}), sorted({one.head for one in result.heads})
+    found: dict[tuple[int, int], HeadAccuracy] = {(one.layer, one.head): one for one in result.heads}
+
+    def accuracy(layer: int, head: int) -> float | None:
+        one = found.get((layer, head))
+        return None if one is None else (one.test or one.all).accuracy
+
+    return {
+        "layers": layers,
+        "heads": heads,
+        "accuracy": [[accuracy(layer, head) for head in heads] for layer in layers],
+    }
+
+
+def _options(request: EvaluateRequest) -> dict[str, object]:
+    options = request.model_dump(mode="json", exclude={"items", "lines", "unread"})
+    items = json.dumps([item.model_dump(mode="json", exclude_none=True) for item in request.items])
+    return {**options, "items_sha256": hashlib.sha256(items).hexdigest()}
