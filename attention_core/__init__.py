@@ -3,8 +3,9 @@
 The one rule of this package: no Flask, no pydantic, no network, no environment, no globals, and no files but
 its own packaged data. `tests/unit/test_purity.py` walks the imports and fails where the rule is broken.
 
-Reading a running model is `attention_core.capture` (it imports transformers, which takes seconds, so it is not
-imported here); the cache calculator is `attention_core.kv_cache`.
+Reading a running model is `attention_core.capture`, and how often heads are right is `attention_core.evaluation`
+(they import transformers and scipy.stats, which take seconds, so they are not imported here); the cache calculator is
+`attention_core.kv_cache`.
 """
 
 from attention_core.additive import AdditiveAttention, additive_attention
@@ -19,7 +20,7 @@ from attention_core.attention import (
     self_attention,
     softmax,
 )
-from attention_core.coreference import CoreferenceError, HeadAnswer, Question, ask, score
+from attention_core.coreference import CoreferenceError, HeadAnswer, Question, Reading, ask, score
 from attention_core.cost import (
     AttentionWork,
     LayerCost,
@@ -70,6 +71,7 @@ __all__ = [
     "MultiHeadAttention",
     "OutOfRangeError",
     "Question",
+    "Reading",
     "ScalingRow",
     "ScoreError",
     "ShapeError",

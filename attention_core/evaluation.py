@@ -273,7 +273,7 @@ def evaluate(
     predictions    [item, head], the index of the candidate chosen, -1 for none; -1 counts as wrong
     split          None chooses and reports on the same items, and warns
     rank_by        accuracy, or balanced: the mean of the accuracies with the gold candidate first and not first, which
-                   is 1/2 for a head that always picks the first, or never does, however often it is right
+                   is 1/2 for a head that always picks the first, however often that is right
 
     p_value = P(X >= k), X binomial with n items and p = mean 1/C, k the number right. (Where C differs between items
     that is never too small for a k of np + 1 or more: Hoeffding 1956.) The ceiling groups items by their text up to
@@ -293,38 +293,19 @@ def evaluate(
     facts = [everything[index] for index in scored]
     chosen = _checked(everything, heads, predictions)[scored]  # [scored item, head]
 
-    masks: dict[PartName, NDArray[np.bool_]] = {"all": np.ones(len(facts), dtype=np.bool_)}  # [scored item]
-    if split is not None and facts:
-        test = np.array(held_out([one.group for one in facts], split))
-        masks |= {"dev": ~test, "test": test}
-    choose_on: PartName = "dev" if "dev" in masks else "all"
-    report_on: PartName = "test" if "test" in masks else "all"
-
+    masks = _masks(facts, split)
     wilson = functools.cache(accuracy)
     parts = {name: _part(facts, mask, wilson) for name, mask in masks.items()}
     counts = {name: _Counts.of(facts, mask, chosen) for name, mask in masks.items()}
-    ranks, denominator = counts[choose_on].value(rank_by)
-    order = sorted(range(len(heads)), key=lambda h: (-ranks[h], *heads[h]))
     described = _describe(facts, heads, chosen, counts, wilson)
-
-    best, chance = None, None
-    p = parts[report_on].random
-    if denominator and p is not None:
-        top = order[0]
-        p_values = binom.sf(counts[report_on].right - 1, counts[report_on].n, p)  # [head]
-        best = Best(
-            *heads[top],
-            dev=described[top].dev,
-            test=described[top].test,
-            all=described[top].all,
-            value=float(ranks[top] / denominator),
-            test_value=_ratios(*counts["test"].value(rank_by))[top] if "test" in counts else None,
-            tied_heads=int((ranks == ranks[top]).sum()),
-            p_value=float(p_values[top]),
-            p_value_holm=float(holm(p_values)[top]),
-        )
+    choose_on: PartName = "dev" if "dev" in masks else "all"
+    ranks, _ = counts[choose_on].value(rank_by)
+    order = sorted(range(len(heads)), key=lambda h: (-ranks[h], *heads[h]))
+    best = _best(order[0], described[order[0]], counts, parts, rank_by)
+    chance = None
+    if best is not None:
         candidates = [one.candidates for one, at in zip(facts, masks[choose_on], strict=True) if at]
-        chance = chance_of_best(int(counts[choose_on].right[top]), candidates, len(heads))
+        chance = chance_of_best(int(counts[choose_on].right[order[0]]), candidates, len(heads))
     return Evaluation(
         n=len(items),
         scored=len(scored),
@@ -440,6 +421,15 @@ def _ratios(numerators: NDArray[np.int64], denominator: int) -> list[float | Non
     return [k / denominator if denominator else None for k in numerators.tolist()]
 
 
+def _masks(facts: Sequence[_Facts], split: Split | None) -> dict[PartName, NDArray[np.bool_]]:
+    """Which of the scored items are in each part."""
+    everything = np.ones(len(facts), dtype=np.bool_)  # [scored item]
+    if split is None or not facts:
+        return {"all": everything}
+    test = np.array(held_out([one.group for one in facts], split))
+    return {"all": everything, "dev": ~test, "test": test}
+
+
 def _part(facts: Sequence[_Facts], mask: NDArray[np.bool_], wilson: Callable[[int, int], Accuracy]) -> Part:
     within = [one for one, at in zip(facts, mask, strict=True) if at]
     n = len(within)
@@ -487,6 +477,35 @@ def _describe(
         )
         for h, head in enumerate(heads)
     ]
+
+
+def _best(
+    top: int,
+    head: HeadAccuracy,
+    counts: Mapping[PartName, _Counts],
+    parts: Mapping[PartName, Part],
+    rank_by: RankBy,
+) -> Best | None:
+    """The head in column `top`, which ranks highest; None where there is nothing to rank by."""
+    choose_on: PartName = "dev" if "dev" in counts else "all"
+    report_on: PartName = "test" if "test" in counts else "all"
+    ranks, denominator = counts[choose_on].value(rank_by)
+    chance = parts[report_on].random
+    if not denominator or chance is None:
+        return None
+    p_values = binom.sf(counts[report_on].right - 1, counts[report_on].n, chance)  # [head]
+    return Best(
+        head.layer,
+        head.head,
+        head.dev,
+        head.test,
+        head.all,
+        value=float(ranks[top] / denominator),
+        test_value=_ratios(*counts["test"].value(rank_by))[top] if "test" in counts else None,
+        tied_heads=int((ranks == ranks[top]).sum()),
+        p_value=float(p_values[top]),
+        p_value_holm=float(holm(p_values)[top]),
+    )
 
 
 def _warnings(
