@@ -158,7 +158,8 @@ class Evaluation:
 
     `n` counts the items, `scored` those with at least two candidates; `skipped` are the indices of the others, and
     `test_items` of those held out. `parts` has all, and with a split dev and test. `best` and `chance_of_best` are
-    None where there is nothing to choose by; `warnings` then say why.
+    None where there is nothing to choose by. The codes of `warnings` are single_candidate, candidate_after_pronoun,
+    candidate_on_first_token, no_held_out_split, too_few_items, one_sided_gold and ceiling_below_one.
     """
 
     n: int
@@ -532,11 +533,14 @@ def _warnings(
     }
     if few:
         yield Note("too_few_items", _few(few))
-    if scored and best is None:
-        message = (
-            "all items to choose on have the gold candidate first, or none has: no head is best by balanced"
-        )
-        yield Note("too_few_items", message)
+    for side, share in (("always", 1), ("never", 0)):
+        named = [name for name, part in parts.items() if part.first.accuracy == share]
+        if named:
+            message = (
+                f"on {' and '.join(named)} the gold candidate is {side} the first one: a head that attends to a place "
+                "in the text cannot be told from one that attends to the right noun, and balanced is undefined"
+            )
+            yield Note("one_sided_gold", message)
     ceiling = parts["all"].ceiling
     if ceiling is not None and ceiling < 1:
         message = (

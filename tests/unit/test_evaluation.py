@@ -540,8 +540,20 @@ def test_one_side_without_items_leaves_balanced_undefined() -> None:
     undefined = evaluate(items, [(0, 0)], predictions, rank_by="balanced")
     assert (undefined.best, undefined.chance_of_best) == (None, None)
     assert undefined.heads == got.heads
-    assert codes(undefined) == ["too_few_items", "too_few_items"]
-    assert "no head is best by balanced" in undefined.warnings[1].message
+    assert codes(got) == codes(undefined) == ["too_few_items", "one_sided_gold"]
+    assert got.warnings[1].message.startswith(
+        "on all the gold candidate is always the first one: a head that attends"
+    )
+
+
+def test_a_part_with_gold_on_one_side_only_is_named() -> None:
+    test = held_out(["a", "b"], Split(0.5))
+    items = numbered([0 if side else 1 for side in test], groups=["a", "b"])
+    got = evaluate(items, coin_heads(2), [[0, 0], [0, 0]], split=Split(0.5))
+    assert [note.message.split(":")[0] for note in got.warnings if note.code == "one_sided_gold"] == [
+        "on test the gold candidate is always the first one",
+        "on dev the gold candidate is never the first one",
+    ]
 
 
 @pytest.mark.parametrize("split", [None, Split(0.5)])
