@@ -3,8 +3,9 @@
 The one rule of this package: no Flask, no pydantic, no network, no environment, no globals, and no files but
 its own packaged data. `tests/unit/test_purity.py` walks the imports and fails where the rule is broken.
 
-Reading a running model is `attention_core.capture` (it imports transformers, which takes seconds, so it is not
-imported here); the cache calculator is `attention_core.kv_cache`.
+Reading a running model is `attention_core.capture`, and how often heads are right is `attention_core.evaluation`
+(they import transformers and scipy.stats, which take seconds, so they are not imported here); the cache calculator is
+`attention_core.kv_cache`.
 """
 
 from attention_core.additive import AdditiveAttention, additive_attention
@@ -32,7 +33,6 @@ from attention_core.cost import (
     self_attention_cost,
 )
 from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
-from attention_core.evaluation import Evaluation, EvaluationError, Item, Split, evaluate
 from attention_core.heads import (
     LABELS,
     PROBE_RULES,
@@ -64,12 +64,9 @@ __all__ = [
     "Attention",
     "AttentionWork",
     "CoreferenceError",
-    "Evaluation",
-    "EvaluationError",
     "HeadAnswer",
     "HeadResult",
     "HeadScorer",
-    "Item",
     "LayerCost",
     "MultiHeadAttention",
     "OutOfRangeError",
@@ -80,7 +77,6 @@ __all__ = [
     "ShapeError",
     "Span",
     "SpanError",
-    "Split",
     "TextFacts",
     "Token",
     "UnsupportedModelError",
@@ -96,7 +92,6 @@ __all__ = [
     "convolutional_cost",
     "definitions",
     "dot_product",
-    "evaluate",
     "label",
     "layer_costs",
     "mae_similarity",

@@ -214,7 +214,7 @@ def ask(
 def score(question: Question, layer: int, heads: Sequence[int], weights: Tensor) -> tuple[HeadAnswer, ...]:
     """Score the candidates by the attention that the pronoun pays to their tokens.
 
-        a                   = A[q,·], or the mean of the pronoun's rows, query by query
+        a                   = A[q,·], or the mean of the pronoun's rows (before anything is divided)
         s(c)                = sum, mean or max of a[k] over k in K_c
         score(c)            = s(c) / d
         d                   = 1                       normalize = none

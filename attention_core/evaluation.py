@@ -158,7 +158,8 @@ class Evaluation:
 
     `n` counts the items, `scored` those with at least two candidates; `skipped` are the indices of the others, and
     `test_items` of those held out. `parts` has all, and with a split dev and test. `best` and `chance_of_best` are
-    None where there is nothing to choose by; `warnings` then say why.
+    None where there is nothing to choose by. The codes of `warnings` are single_candidate, candidate_after_pronoun,
+    candidate_on_first_token, no_held_out_split, too_few_items, one_sided_gold and ceiling_below_one.
     """
 
     n: int
@@ -273,7 +274,7 @@ def evaluate(
     predictions    [item, head], the index of the candidate chosen, -1 for none; -1 counts as wrong
     split          None chooses and reports on the same items, and warns
     rank_by        accuracy, or balanced: the mean of the accuracies with the gold candidate first and not first, which
-                   is 1/2 for a head that always picks the first, or never does, however often it is right
+                   is 1/2 for a head that always picks the first, however often that is right
 
     p_value = P(X >= k), X binomial with n items and p = mean 1/C, k the number right. (Where C differs between items
     that is never too small for a k of np + 1 or more: Hoeffding 1956.) The ceiling groups items by their text up to
@@ -293,38 +294,19 @@ def evaluate(
     facts = [everything[index] for index in scored]
     chosen = _checked(everything, heads, predictions)[scored]  # [scored item, head]
 
-    masks: dict[PartName, NDArray[np.bool_]] = {"all": np.ones(len(facts), dtype=np.bool_)}  # [scored item]
-    if split is not None and facts:
-        test = np.array(held_out([one.group for one in facts], split))
-        masks |= {"dev": ~test, "test": test}
-    choose_on: PartName = "dev" if "dev" in masks else "all"
-    report_on: PartName = "test" if "test" in masks else "all"
-
+    masks = _masks(facts, split)
     wilson = functools.cache(accuracy)
     parts = {name: _part(facts, mask, wilson) for name, mask in masks.items()}
     counts = {name: _Counts.of(facts, mask, chosen) for name, mask in masks.items()}
-    ranks, denominator = counts[choose_on].value(rank_by)
-    order = sorted(range(len(heads)), key=lambda h: (-ranks[h], *heads[h]))
     described = _describe(facts, heads, chosen, counts, wilson)
-
-    best, chance = None, None
-    p = parts[report_on].random
-    if denominator and p is not None:
-        top = order[0]
-        p_values = binom.sf(counts[report_on].right - 1, counts[report_on].n, p)  # [head]
-        best = Best(
-            *heads[top],
-            dev=described[top].dev,
-            test=described[top].test,
-            all=described[top].all,
-            value=float(ranks[top] / denominator),
-            test_value=_ratios(*counts["test"].value(rank_by))[top] if "test" in counts else None,
-            tied_heads=int((ranks == ranks[top]).sum()),
-            p_value=float(p_values[top]),
-            p_value_holm=float(holm(p_values)[top]),
-        )
+    choose_on: PartName = "dev" if "dev" in masks else "all"
+    ranks, _ = counts[choose_on].value(rank_by)
+    order = sorted(range(len(heads)), key=lambda h: (-ranks[h], *heads[h]))
+    best = _best(order[0], described[order[0]], counts, parts, rank_by)
+    chance = None
+    if best is not None:
         candidates = [one.candidates for one, at in zip(facts, masks[choose_on], strict=True) if at]
-        chance = chance_of_best(int(counts[choose_on].right[top]), candidates, len(heads))
+        chance = chance_of_best(int(counts[choose_on].right[order[0]]), candidates, len(heads))
     return Evaluation(
         n=len(items),
         scored=len(scored),
@@ -440,6 +422,15 @@ def _ratios(numerators: NDArray[np.int64], denominator: int) -> list[float | Non
     return [k / denominator if denominator else None for k in numerators.tolist()]
 
 
+def _masks(facts: Sequence[_Facts], split: Split | None) -> dict[PartName, NDArray[np.bool_]]:
+    """Which of the scored items are in each part."""
+    everything = np.ones(len(facts), dtype=np.bool_)  # [scored item]
+    if split is None or not facts:
+        return {"all": everything}
+    test = np.array(held_out([one.group for one in facts], split))
+    return {"all": everything, "dev": ~test, "test": test}
+
+
 def _part(facts: Sequence[_Facts], mask: NDArray[np.bool_], wilson: Callable[[int, int], Accuracy]) -> Part:
     within = [one for one, at in zip(facts, mask, strict=True) if at]
     n = len(within)
@@ -489,6 +480,35 @@ def _describe(
     ]
 
 
+def _best(
+    top: int,
+    head: HeadAccuracy,
+    counts: Mapping[PartName, _Counts],
+    parts: Mapping[PartName, Part],
+    rank_by: RankBy,
+) -> Best | None:
+    """The head in column `top`, which ranks highest; None where there is nothing to rank by."""
+    choose_on: PartName = "dev" if "dev" in counts else "all"
+    report_on: PartName = "test" if "test" in counts else "all"
+    ranks, denominator = counts[choose_on].value(rank_by)
+    chance = parts[report_on].random
+    if not denominator or chance is None:
+        return None
+    p_values = binom.sf(counts[report_on].right - 1, counts[report_on].n, chance)  # [head]
+    return Best(
+        head.layer,
+        head.head,
+        head.dev,
+        head.test,
+        head.all,
+        value=float(ranks[top] / denominator),
+        test_value=_ratios(*counts["test"].value(rank_by))[top] if "test" in counts else None,
+        tied_heads=int((ranks == ranks[top]).sum()),
+        p_value=float(p_values[top]),
+        p_value_holm=float(holm(p_values)[top]),
+    )
+
+
 def _warnings(
     items: Sequence[_Facts], parts: Mapping[PartName, Part], heads: int, best: Best | None
 ) -> Iterator[Note]:
@@ -513,11 +533,14 @@ def _warnings(
     }
     if few:
         yield Note("too_few_items", _few(few))
-    if scored and best is None:
-        message = (
-            "all items to choose on have the gold candidate first, or none has: no head is best by balanced"
-        )
-        yield Note("too_few_items", message)
+    for side, share in (("always", 1), ("never", 0)):
+        named = [name for name, part in parts.items() if part.first.accuracy == share]
+        if named:
+            message = (
+                f"on {' and '.join(named)} the gold candidate is {side} the first one: a head that attends to a place "
+                "in the text cannot be told from one that attends to the right noun, and balanced is undefined"
+            )
+            yield Note("one_sided_gold", message)
     ceiling = parts["all"].ceiling
     if ceiling is not None and ceiling < 1:
         message = (

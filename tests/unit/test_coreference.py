@@ -269,12 +269,12 @@ def pieces(text: str, *offsets: tuple[int, int]) -> tuple[Token, ...]:
 
 
 def test_a_head_word_of_several_tokens_is_their_sum_and_last_is_its_last_token() -> None:
-    text = "So Ada Love-lace  met Bo and her"
+    text = "So Ada O-Connell  met Bo and her"
     tokens = pieces(
-        text, (0, 2), (2, 6), (6, 11), (11, 12), (12, 16), (16, 17), (17, 21), (21, 24), (24, 28), (28, 32)
+        text, (0, 2), (2, 6), (6, 8), (8, 9), (9, 16), (16, 17), (17, 21), (21, 24), (24, 28), (28, 32)
     )
-    spans = [resolve_span(text, tokens, span_text=s) for s in ("Ada Love-lace", "Bo")]
-    spans[0] = resolve_span(text, tokens, start=3, end=18)  # with the space after it
+    spans = [resolve_span(text, tokens, start=start, end=end) for start, end in ((3, 18), (22, 24))]
+    assert spans[0].text == "Ada O-Connell  "  # the spaces belong to no word
     pronoun = resolve_span(text, tokens, span_text="her")
     weights = row(10, k1=0.125, k2=0.25, k3=0.0625, k4=0.1875, k7=0.125)
     scores = {
@@ -284,6 +284,14 @@ def test_a_head_word_of_several_tokens_is_their_sum_and_last_is_its_last_token()
         for aggregate in ("sum", "head_word", "last")
     }
     assert scores == {"sum": (0.625, 0.125), "head_word": (0.5, 0.125), "last": (0.1875, 0.125)}
+
+
+def test_a_head_word_without_a_token_of_its_own_falls_back_to_the_last_token() -> None:
+    text = "So Ada x met her"  # no token has the x
+    tokens = pieces(text, (0, 2), (2, 6), (8, 12), (12, 16))
+    spans = [resolve_span(text, tokens, span_text=name) for name in ("her", "Ada x", "met")]
+    q = ask(text, tokens, spans[0], spans[1:], reading=Reading(aggregate="head_word"))
+    assert q.counted == ((1,), (2,))
 
 
 @pytest.mark.parametrize(
