@@ -22,7 +22,7 @@ from attention_core.coreference import TIE
 from attention_core.errors import ShapeError, UnsupportedModelError
 from attention_core.spans import SpanError
 
-NOISE = 1e-3  # nats: what another batch shape or machine may move a margin by
+NOISE = 1e-4  # nats, in float32: batch shape, threads and rounding were seen to move a margin by up to 5e-5
 BLOCK_LOGITS = 1 << 23  # held at once: 32 MiB in float32, and as much again while they are summed
 
 
@@ -265,7 +265,7 @@ def choose(scores: Sequence[float | None], *, gold: int | None = None) -> Substi
         margin = best score - second-best score
 
     `scores` has one log-probability per candidate; all are None where nothing follows the pronoun. A tie is a margin
-    of at most 1e-9; `within_noise` marks a margin below 1e-3 nats, which another batch shape or machine may turn.
+    of at most 1e-9; `within_noise` marks a margin below 1e-4 nats, which another batch shape or machine may turn.
     A tie, and a gold answer without a prediction, count as wrong.
 
     Raises ShapeError when there is no score, or when some scores are None and others not.

@@ -305,7 +305,7 @@ def test_equal_sums_are_a_tie_and_count_as_wrong() -> None:
 
 
 def test_a_margin_below_the_noise_is_marked_and_still_predicts() -> None:
-    found = choose([-3.0005, -3.0], gold=1)
+    found = choose([-3.00005, -3.0], gold=1)
     assert (found.predicted, found.tie, found.within_noise, found.correct) == (1, False, True, True)
 
 
