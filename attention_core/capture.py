@@ -120,7 +120,7 @@ class AttentionReader:
         if not wanted:
             return
         device = self.backbone.device
-        for texts in _batches([len(ids) for ids in sequences], max_padded_tokens):
+        for texts in batches([len(ids) for ids in sequences], max_padded_tokens):
             longest = max(len(sequences[text]) for text in texts)
             ids = torch.zeros(
                 len(texts), longest, dtype=torch.long
@@ -145,24 +145,25 @@ class AttentionReader:
         if len(rows) != len(sequences):
             raise ShapeError("queries", expected=f"one list per text ({len(sequences)})", got=len(rows))
         for layer, heads in wanted.items():
-            _check_indices("layer", [layer], self.layers)
-            _check_indices("head", heads, self.heads)
+            check_indices("layer", [layer], self.layers)
+            check_indices("head", heads, self.heads)
         for text, ids in enumerate(sequences):
             if not len(ids):
                 raise ShapeError(f"sequences[{text}]", expected="at least one token", got="none")
-            _check_indices(f"sequences[{text}], token id", ids, self.vocabulary)
-            _check_indices(f"queries[{text}]", rows[text], len(ids))
+            check_indices(f"sequences[{text}], token id", ids, self.vocabulary)
+            check_indices(f"queries[{text}]", rows[text], len(ids))
             if any(a >= b for a, b in itertools.pairwise(rows[text])):
                 raise ShapeError(f"queries[{text}]", expected="ascending row indices", got=list(rows[text]))
 
 
-def _check_indices(what: str, indices: Sequence[int], size: int) -> None:
+def check_indices(what: str, indices: Sequence[int], size: int) -> None:
+    """Raise OutOfRangeError, naming `what`, unless every index is in 0..size-1."""
     for index in (min(indices, default=0), max(indices, default=0)):
         if not 0 <= index < size:
             raise OutOfRangeError(what, index=index, size=size)
 
 
-def _batches(lengths: Sequence[int], max_padded_tokens: int) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int], max_padded_tokens: int) -> Iterator[list[int]]:
     """Text indices, longest first, cut so that texts x longest stays within `max_padded_tokens`."""
     batch: list[int] = []
     for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):

@@ -20,6 +20,8 @@ from typing import Literal
 import torch
 
 from attention_core.capture import Rows, Weighting
+from attention_core.errors import UnsupportedModelError
+from attention_core.substitution import continuation_log_probabilities
 from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
 from service.schemas.attention import Input
@@ -205,7 +207,7 @@ class Engine:
 
 @dataclass
 class Session:
-    """One admitted request's view of the model: tokenise here, read attention in the inference thread."""
+    """One admitted request's view of the model: tokenise here, run the model in the inference thread."""
 
     engine: Engine
     model: LoadedModel
@@ -249,6 +251,29 @@ class Session:
                 sequences, heads, consume, queries=queries, weighting=weighting, before_layer=check
             )
 
+        self._run(call)
+
+    def continuations(self, sequences: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[float]:
+        """`continuation_log_probabilities` in the inference thread, bounded by the request's deadline.
+
+        Raises UnsupportedModelError where the weights hold no output matrix.
+        """
+        output_matrix = self.model.output_matrix
+        if output_matrix is None:
+            raise UnsupportedModelError("the weights hold no output matrix (lm_head.weight)")
+        found: list[float] = []
+
+        def call(check: Callable[[int], None]) -> None:
+            found.extend(
+                continuation_log_probabilities(
+                    self.model.reader, output_matrix, sequences, firsts, before_layer=check
+                )
+            )
+
+        self._run(call)
+        return found
+
+    def _run(self, call: Callable[[Callable[[int], None]], None]) -> None:
         waited, ran = self.engine.run(call, self.deadline)
         self._took("queue", waited)
         self._took("fwd", ran)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
+from torch import Tensor
 from transformers import AutoModel
 
 from attention_core.capture import AttentionReader, Rows
@@ -15,6 +18,7 @@ from service.schemas.attention import Input
 from service.settings import Settings, granted_cpus
 from service.texts import TextTokenizer, TokenizedText
 from service.weights import ModelFiles, locate
+from service.weights.checks import weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class LoadedModel:
     tokenizer: TextTokenizer
     max_tokens: int  # the model's own maximum
     provenance: dict[str, object]
+    output_matrix: Tensor | None  # [vocabulary, hidden]; None where the weights hold none
 
     def tokenize(
         self, one: Input, *, parse_special: bool = False, at_most: int | None = None
@@ -63,7 +68,7 @@ def load_model(settings: Settings) -> LoadedModel:
 
 def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
     """Read the weights of a folder into memory and warm them up."""
-    # The language-model head stays on disk; transformers would report it as an unexpected weight
+    # The backbone has no language-model head; transformers would report its matrix as an unexpected weight
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     backbone = AutoModel.from_pretrained(
@@ -88,7 +93,30 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
         },
     }
     tokenizer = TextTokenizer.from_folder(files.folder)
-    return LoadedModel(reader, tokenizer, backbone.config.max_position_embeddings, provenance)
+    return LoadedModel(
+        reader,
+        tokenizer,
+        backbone.config.max_position_embeddings,
+        provenance,
+        _output_matrix(backbone, files),
+    )
+
+
+def _output_matrix(backbone: Any, files: ModelFiles) -> Tensor | None:
+    """What turns the last layer's states into logits: the stored `lm_head.weight`, else the embedding where it is tied.
+
+    A stored one is mapped, not read: it takes no memory until the first substitution asks for it, and then its pages
+    are the file's own, which the system shares between processes and may take back.
+    """
+    for path in weight_files(files.folder, files.id):
+        with safe_open(path, framework="pt") as tensors:
+            if "lm_head.weight" in tensors.keys():  # noqa: SIM118 - not a dict: it has no `in` of its own
+                stored: Tensor = tensors.get_tensor("lm_head.weight")
+                return stored
+    if backbone.config.tie_word_embeddings:
+        embedding: Tensor = backbone.get_input_embeddings().weight
+        return embedding
+    return None
 
 
 def _warm_up(reader: AttentionReader) -> None:

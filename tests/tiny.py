@@ -39,6 +39,11 @@ def tiny_backbone(seed: int = 7, *, vocabulary: int = 307, **options: object) ->
     return Qwen2Model(config).eval()
 
 
+def tiny_output_matrix(seed: int = 11, *, vocabulary: int = 307) -> torch.Tensor:
+    """[vocabulary, hidden], not the embedding: the two are not tied."""
+    return 0.1 * torch.randn(vocabulary, HEADS * HEAD_SIZE, generator=torch.Generator().manual_seed(seed))
+
+
 def tiny_tokenizer_json() -> str:
     """Byte-level BPE with a few merges, NFC, and one added token, as Qwen's has."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -76,6 +81,5 @@ def tiny_model() -> LoadedModel:
         "device": "cpu",
         "versions": {"service": "0", "torch": torch.__version__, "transformers": "0"},
     }
-    return LoadedModel(
-        AttentionReader(tiny_backbone()), TextTokenizer(tiny_tokenizer_json(), CHAT_TEMPLATE), 512, provenance
-    )
+    tokenizer = TextTokenizer(tiny_tokenizer_json(), CHAT_TEMPLATE)
+    return LoadedModel(AttentionReader(tiny_backbone()), tokenizer, 512, provenance, tiny_output_matrix())

@@ -86,7 +86,7 @@ def check_folder(folder: Path, name: str) -> list[Path]:
         raise
     except BaseException as error:  # the library raises no narrower class, and a panic is no Exception
         raise UnsuitableModelError(f"{name}: tokenizer.json is not a tokenizer: {error}") from error
-    weights = _weight_files(folder, name)
+    weights = weight_files(folder, name)
     for path in weights:
         try:
             with safe_open(path, framework="numpy"):  # reads the header, and holds the file's size against it
@@ -98,7 +98,8 @@ def check_folder(folder: Path, name: str) -> list[Path]:
     return weights
 
 
-def _weight_files(folder: Path, name: str) -> list[Path]:
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """The files that hold the weights: the single one, else those that the index names."""
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
