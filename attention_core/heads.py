@@ -13,7 +13,7 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -54,12 +54,14 @@ class TextFacts:
 def text_facts(ids: Sequence[int], texts: Sequence[str] | None = None) -> TextFacts:
     """The facts of a text with these token ids, whose tokens read `texts`; without them none is punctuation.
 
-    Raises ShapeError for no token, and when `texts` are not one a token.
+    Raises ShapeError for no token, for ids that are no integers, and when `texts` are not one a token.
     """
     if not len(ids):
         raise ShapeError("tokens", expected="at least 1", got=0)
     if texts is not None and len(texts) != len(ids):
         raise ShapeError("texts", expected=f"one for each of {len(ids)} tokens", got=len(texts))
+    if not all(isinstance(one, int) for one in ids):
+        raise ShapeError("ids", expected="whole numbers", got="others")
     punctuation = [False] * len(ids) if texts is None else [is_punctuation(text) for text in texts]
     return TextFacts(torch.tensor(list(ids)), torch.tensor(punctuation))
 
@@ -236,7 +238,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
         "coreference": ScoreRule(
             formula="sum of A[q,j] over the tokens j of the gold candidate, q the pronoun",
             baseline="|S_q|/(q + 1)",
-            source="the article; needs to be told the words: /v1/coreference",
+            source="the article; needs to be told the words: see attention_core.coreference",
             targets=None,
             kind="spans",
         ),
@@ -265,36 +267,46 @@ def pattern_rule(pattern: Sequence[Sequence[int]]) -> ScoreRule:
         return ones.to(query.device)[query, key]
 
     return ScoreRule(
-        formula="mean over rows i with S_i = {j <= i: pattern[i][j] = 1} not empty of the sum of A[i,j], j in S_i",
+        formula="mean over rows i with S_i = {j <= i: pattern[i][j] = 1} not empty of the sum of A[i,j], j in S_i;"
+        " mae_similarity: 1 - mean over all i >= j of |A[i,j] - pattern[i][j]|",
         baseline="mean over the same rows of |S_i|/(i + 1)",
-        source="the request's pattern",
+        source="a pattern of one's own",
         targets=targets,
     )
 
 
-def mae_similarity(result: ScoreResult, pattern: Sequence[Sequence[int]]) -> float | None:
-    """How like the pattern P the map A is, from the result of `pattern_rule(P)`.
+def mae_similarities(
+    results: Sequence[ScoreResult], pattern: Sequence[Sequence[int]]
+) -> tuple[float | None, ...]:
+    """How like the pattern P each map A is, from the results of `pattern_rule(P)`.
 
         1 - mean over all i >= j of |A[i,j] - P[i,j]|  =  1 - (T + n - 2 m) / (T (T + 1)/2)
 
     where n is the number of ones with j <= i and m the weight on them: in every row, 1 - m_i lies beside the ones and
-    |S_i| - m_i is missing on them, as A is within 0..1 and its rows sum to 1. None where `result` is not applicable.
+    |S_i| - m_i is missing on them, as A is within 0..1 and its rows sum to 1. None where a result is not applicable.
 
-    Raises ShapeError as `pattern_rule` does. Differs from TransformerLens' `error_measure="abs"` in leaving out the
-    future, where every map equals every causal pattern; a long text would make all heads look alike.
+    Raises ShapeError as `pattern_rule` does, and for a result with another number of rows than the pattern's. Differs
+    from TransformerLens' `error_measure="abs"` in leaving out the future, where every map equals every causal pattern;
+    a long text would make all heads look alike.
     """
-    rows = _checked(pattern)
-    if result.score is None:
-        return None
-    tokens = len(rows)
-    ones = sum(sum(row[: i + 1]) for i, row in enumerate(rows))
-    return 1 - (tokens + ones - 2 * result.score * result.rows) / (tokens * (tokens + 1) / 2)
+    counts = [sum(map(bool, row[: i + 1])) for i, row in enumerate(_checked(pattern))]  # [row], |S_i|
+    tokens, ones, rows = len(counts), sum(counts), sum(map(bool, counts))
+    similarities: list[float | None] = []
+    for result in results:
+        if result.rows != rows:
+            raise ShapeError("rows of a result", expected=f"{rows}, as of the pattern", got=result.rows)
+        mass = None if result.score is None else result.score * rows
+        similarities.append(
+            None if mass is None else 1 - (tokens + ones - 2 * mass) / (tokens * (tokens + 1) / 2)
+        )
+    return tuple(similarities)
 
 
 def _checked(pattern: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
     size = len(pattern)
     if not size or any(len(row) != size for row in pattern):
-        got = f"{size} rows of {sorted({len(row) for row in pattern})} numbers"
+        lengths = {len(row) for row in pattern} or {0}
+        got = f"{size} rows of {min(lengths)} to {max(lengths)} numbers"
         raise ShapeError("pattern", expected="a square of at least one row", got=got)
     if not all(value in (0, 1) for row in pattern for value in row):
         raise ShapeError("pattern", expected="0 and 1 only", got="something else")
@@ -340,7 +352,7 @@ class HeadScorer:
 
     where S_i are the keys that count in row i (see `SCORES`), 0 ln 0 = 0, and A rows sum to 1; for `distance` the sum
     is of A[i,j] (i - j), and `broad` is the entropy of each row over its largest, ln(i+1). A row is summed in the
-    precision of its weights, and rows in float64. Only a few numbers per head are kept.
+    precision of its weights, at least float32, and rows in float64. Only a few numbers per head are kept.
 
     `heads` maps each layer to the heads that will be read; `rules` are the scores wanted. Raises ShapeError for no
     head. Differs from TransformerLens' head_detector: row 0, which can only look at itself, takes no part, a baseline
@@ -371,7 +383,7 @@ class HeadScorer:
         keys are 0 in a causal map). Each head's rows come in order, from row 0 on, in blocks of any size.
 
         Raises ShapeError when a layer or head was not announced, when rows are missing, repeated or too many,
-        and when the axes of `weights` do not fit.
+        when the axes of `weights` do not fit, and when one of them is not finite.
         """
         sums = self._sums_of(layer, heads)
         at = torch.tensor([sums.heads.index(head) for head in heads])
@@ -392,6 +404,8 @@ class HeadScorer:
             raise ShapeError("weights [head, query, key]", expected=expected, got=tuple(weights.shape))
 
         weights = weights.detach()
+        if weights.dtype in (torch.float16, torch.bfloat16):
+            weights = weights.float()  # their own sums would be off by more than NOISE
         for a, b in _chunks(first, end, len(heads) * end):
             # The keys left out lie after every query
             self._add_chunk(sums, at, a, weights[:, a - first : b - first, :b])
@@ -400,6 +414,8 @@ class HeadScorer:
     def _add_chunk(self, sums: _Sums, at: Tensor, first: int, weights: Tensor) -> None:
         end = first + weights.shape[1]
         entropy = _entropy(weights).cpu()  # [head, query]
+        if not bool(entropy.isfinite().all()):  # as every weight of a row is in it
+            raise ShapeError("weights [head, query, key]", expected="finite numbers", got="NaN or infinity")
         largest = torch.arange(first + 1, end + 1, dtype=torch.float64).log()  # [query], of a row: ln(i + 1)
         after_row_0 = largest > 0
         sums.entropy[at] += entropy[:, after_row_0].sum(-1)
@@ -723,8 +739,10 @@ def summarise(labelled: Sequence[Sequence[str]], names: Collection[str]) -> dict
 def strongest(results: Sequence[R], name: str, *, count: int = 5) -> tuple[R, ...]:
     """The `count` heads with the highest score of that name, descending, whether labelled or not; equals in order.
 
-    Left out are heads whose status is not ok. Raises KeyError for a score that the results do not have.
+    Left out are heads whose status is not ok. Raises KeyError for a score that the results do not have, ShapeError for
+    a count below 1.
     """
+    positive_int("count", count)
     usable = [head for head in results if head.scores[name].status == "ok"]
     return tuple(sorted(usable, key=lambda head: -(head.scores[name].score or 0.0))[:count])
 
@@ -774,7 +792,7 @@ def pool(
 
     `label` and `borderline` take what this returns, so that labels come from the pooled scores; the options, those of
     `label`, only say what the texts are asked for in `texts_agreeing`. The entropy is the mean over the texts that
-    have one.
+    have a score with status ok: those long enough to count for anything.
 
     Raises ShapeError for no text and for texts with other heads or scores, LabelError as `thresholds_of` does.
     """
@@ -791,7 +809,8 @@ def pool(
     pooled = []
     for place, (layer, head, names) in enumerate(first):
         of_head = [heads[place] for heads in texts]
-        entropies = [one.entropy for one in of_head if one.entropy is not None]
+        counting = [one for one in of_head if any(score.status == "ok" for score in one.scores.values())]
+        entropies = [one.entropy for one in counting if one.entropy is not None]
         pooled.append(
             PooledHead(
                 layer,
@@ -872,10 +891,11 @@ def repeat_probe(
     `excluded` (special tokens). Read each with `HeadScorer(text_facts(sequence), heads, rules=PROBE_RULES)` and `pool`
     the results. The baseline of both scores is (H_2L - H_L)/L, 0.01376 for 50 ids.
 
-    The same seed gives the same ids on any machine: they are taken from the raw numbers of PCG64, which do not depend
-    on numpy's version. Raises ShapeError where fewer than `length` ids are left, and for counts below 1 (`length`: 3).
-    Source: Olsson et al. 2022, "In-context Learning and Induction Heads". Differs from theirs in leaving out the
-    prefix token, as Qwen2.5 has none.
+    The same seed gives the same ids on any machine: one PCG64(seed) gives raw 64-bit numbers, which do not depend on
+    numpy's version; each number modulo the count of ids to draw from is the place of an id among these in ascending
+    order, and one that is in the draw already is passed over. Raises ShapeError where fewer than `length` ids are left,
+    for draws below 1, a seed below 0, and a length below 3. Source: Olsson et al. 2022, "In-context Learning and
+    Induction Heads". Differs from theirs in leaving out the prefix token, as Qwen2.5 has none.
     """
     for what, value, at_least in (("draws", draws, 1), ("seed", seed, 0), ("length", length, 3)):
         positive_int(what, value, at_least=at_least)
@@ -897,17 +917,17 @@ def _draw(bits: PCG64, ids: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(drawn)
 
 
-def with_probe(heads: Sequence[HeadResult], probe: Sequence[PooledHead]) -> tuple[HeadResult, ...]:
+def with_probe(heads: Sequence[HeadResult], probe: Sequence[PooledHead]) -> tuple[PooledHead, ...]:
     """The results of a text or of several, with the probe's scores in place of those of the same names.
 
-    `texts_agreeing` of these labels then counts draws. Raises ShapeError when the heads are not the same.
+    `texts_agreeing` of these labels counts draws. Raises ShapeError when the heads are not the same.
     """
     if [(one.layer, one.head) for one in heads] != [(one.layer, one.head) for one in probe]:
         raise ShapeError("heads of the probe", expected="the heads of the text", got="others")
     joined = []
     for head, probed in zip(heads, probe, strict=True):
-        both = replace(head, scores={**head.scores, **probed.scores})
-        if isinstance(both, PooledHead):
-            both = replace(both, texts_agreeing={**both.texts_agreeing, **probed.texts_agreeing})
-        joined.append(both)
+        scores = {**head.scores, **probed.scores}
+        agreeing = head.texts_agreeing if isinstance(head, PooledHead) else {}
+        agreeing = {**agreeing, **probed.texts_agreeing}
+        joined.append(PooledHead(head.layer, head.head, scores, head.entropy, agreeing))
     return tuple(joined)

@@ -60,7 +60,7 @@ MESSAGES = {
     "extra_forbidden": "There is no such field",
     "missing": "The field is required",
     "too_short": "The list must not be empty",
-    "dict_type": "Names and numbers are expected: an object, or `name:number,name:number` in a URL",
+    "dict_type": "Names, each once, with numbers are expected: an object, or `name:number,name:number` in a URL",
 }
 
 
@@ -117,15 +117,14 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
         else:
             body[target] = _value(values[0], names[target])
     if "text" in names and "text" not in body and not faults:
-        raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
-    try:
-        parsed = model.model_validate(body)
-    except ValidationError as error:
-        for fault in error.errors(include_url=False, include_input=False, include_context=True):
-            faults.append(_field_error(fault, body))
+        faults.append(FieldError("/text", "missing_field", "The field is required."))
     if faults:
         raise InvalidRequestError.of(faults)
-    return parsed
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False, include_context=True)
+        raise InvalidRequestError.of([_field_error(fault, body) for fault in details]) from None
 
 
 def _value(given: str, kind: Kind) -> object:
@@ -249,8 +248,8 @@ def _field_error(fault: ErrorDetails, body: object) -> FieldError:
     message = MESSAGES.get(kind) or fault["msg"].rstrip(".")
     # The message never quotes the input: it names what is allowed, a bound, or a type.
     place = _place(fault["loc"], body, missing=kind == "missing")
-    if kind == "missing_field" and "field" in fault.get("ctx", {}):
-        place.append(fault["ctx"]["field"])  # found missing by a check over several fields
+    if "field" in fault.get("ctx", {}):
+        place.append(fault["ctx"]["field"])  # of a check over several fields
     pointer = pointer_of(place)
     return FieldError(pointer, code, f"{message[0].upper()}{message[1:]}.")
 

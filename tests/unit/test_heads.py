@@ -33,7 +33,7 @@ from attention_core.heads import (
     definitions,
     is_punctuation,
     label,
-    mae_similarity,
+    mae_similarities,
     pattern_rule,
     pool,
     repeat_probe,
@@ -782,7 +782,9 @@ def test_similarity_to_a_pattern_by_hand() -> None:
     assert custom.score == pytest.approx(2 / 3, abs=1e-15)
     assert custom.baseline == pytest.approx((1 / 2 + 2 / 3 + 1 / 5) / 3, abs=1e-15)
     assert custom.rows == 3
-    assert mae_similarity(custom, pattern) == pytest.approx(1 - (1 + 0.5 + 1.5 + 1 + 1.0) / 15, abs=1e-15)
+    assert mae_similarities([custom], pattern)[0] == pytest.approx(
+        1 - (1 + 0.5 + 1.5 + 1 + 1.0) / 15, abs=1e-15
+    )
 
 
 @settings(deadline=None)
@@ -794,17 +796,17 @@ def test_similarity_to_a_pattern_is_the_mean_error_of_the_cells_of_the_past(toke
     for custom, weights in zip(score_pattern(maps, pattern.tolist()), maps.numpy(), strict=True):
         if custom.status == "not_applicable":
             assert not pattern[cells].any()
-            assert mae_similarity(custom, pattern.tolist()) is None
+            assert mae_similarities([custom], pattern.tolist()) == (None,)
         else:
             expected = 1 - np.abs(weights - pattern)[cells].mean()
-            assert mae_similarity(custom, pattern.tolist()) == pytest.approx(expected, abs=1e-12)
+            assert mae_similarities([custom], pattern.tolist())[0] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_map_that_is_its_pattern_is_entirely_similar() -> None:
     maps = one_hot([0, 0, 1, 3, 2, 5, 5])
     pattern = maps.long().tolist()
     (custom,) = score_pattern(maps.unsqueeze(0), pattern)
-    assert (custom.score, custom.argmax_rate, mae_similarity(custom, pattern)) == (1.0, 1.0, 1.0)
+    assert (custom.score, custom.argmax_rate, *mae_similarities([custom], pattern)) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -935,3 +937,50 @@ def test_the_strongest_heads_come_first_equals_in_order_and_only_where_the_statu
     assert [one.layer for one in strongest(results, "induction", count=2)] == [2, 4]
     with pytest.raises(KeyError):
         strongest(results, "sink")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_no_number_is_refused(value: float) -> None:
+    weights = random_maps(3, 7)
+    weights[1, 5, 2] = value
+    scorer = HeadScorer(facts(7), {4: [0, 1, 2]})
+    with pytest.raises(ShapeError, match="finite"):
+        scorer.add(4, [0, 1, 2], range(7), weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_costs_no_more_than_its_own_rounding(dtype: torch.dtype) -> None:
+    rounded = random_maps(2, 131).to(dtype)
+    results = []
+    for weights in (rounded, rounded.double()):
+        scorer = HeadScorer(facts(131), {0: [0, 1]})
+        scorer.add(0, [0, 1], range(131), weights)
+        results.append(scorer.finish())
+    for half, double in zip(*results, strict=True):
+        for name, score in half.scores.items():
+            if score.score is not None:
+                assert score.score == pytest.approx(double.scores[name].score, rel=1e-5, abs=1e-6), name
+
+
+def test_ids_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(ShapeError, match="whole numbers"):
+        text_facts([1.5, 2.5])  # type: ignore[list-item]
+
+
+def test_the_similarity_to_another_pattern_than_the_scored_one_is_refused() -> None:
+    pattern = [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+    scorer = HeadScorer(facts(4), {0: [0]}, rules={"custom": pattern_rule(pattern)})
+    scorer.add(0, [0], range(4), uniform(4).unsqueeze(0))
+    custom = scorer.finish()[0].scores["custom"]
+    for kind in (list, np.uint8, torch.uint8):
+        same = (
+            pattern
+            if kind is list
+            else np.array(pattern, kind)
+            if kind is np.uint8
+            else torch.tensor(pattern, dtype=kind)
+        )
+        # Rows 1; 1/2, 1/2; 1/3 x 3; 1/4 x 4: off by 0, 1, 4/3 and 3/2 of 10 entries
+        assert mae_similarities([custom], same)[0] == pytest.approx(1 - (1 + 4 / 3 + 3 / 2) / 10, abs=1e-12)
+    with pytest.raises(ShapeError, match="rows of a result"):
+        mae_similarities([custom], [[1]])
