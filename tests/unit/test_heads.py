@@ -972,14 +972,7 @@ def test_the_similarity_to_another_pattern_than_the_scored_one_is_refused() -> N
     scorer = HeadScorer(facts(4), {0: [0]}, rules={"custom": pattern_rule(pattern)})
     scorer.add(0, [0], range(4), uniform(4).unsqueeze(0))
     custom = scorer.finish()[0].scores["custom"]
-    for kind in (list, np.uint8, torch.uint8):
-        same = (
-            pattern
-            if kind is list
-            else np.array(pattern, kind)
-            if kind is np.uint8
-            else torch.tensor(pattern, dtype=kind)
-        )
+    for same in (pattern, np.array(pattern, np.uint8), torch.tensor(pattern, dtype=torch.uint8)):
         # Rows 1; 1/2, 1/2; 1/3 x 3; 1/4 x 4: off by 0, 1, 4/3 and 3/2 of 10 entries
         assert mae_similarities([custom], same)[0] == pytest.approx(1 - (1 + 4 / 3 + 3 / 2) / 10, abs=1e-12)
     with pytest.raises(ShapeError, match="rows of a result"):
