@@ -668,45 +668,41 @@ def thresholds_of(
 
 
 def label(
-    results: Sequence[HeadResult],
-    *,
-    thresholds: Mapping[str, float] | None = None,
-    labels: Collection[str] | None = None,
+    results: Sequence[HeadResult], limits: Mapping[str, float] | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """The labels of each head, in the order of `SCORES`; a head may carry several or none.
+    """The labels of each head, in the order of `limits`; a head may carry several or none.
 
     A head carries a label when that score's status is ok, the score is above its threshold, and the excess is
-    above 0. `broad`, which a uniform head has most of, asks only for a score of at least its threshold. The options
-    are those of `thresholds_of`, as are the errors.
+    above 0. `broad`, which a uniform head has most of, asks only for a score of at least its threshold.
+
+    `limits` are the labels that can be given and their thresholds, from `thresholds_of`; None takes the table's.
     """
-    return _labels_where(_carries, results, thresholds_of(thresholds=thresholds, labels=labels))
+    return _labels_where(_carries, results, limits)
 
 
 def borderline(
-    results: Sequence[HeadResult],
-    *,
-    thresholds: Mapping[str, float] | None = None,
-    labels: Collection[str] | None = None,
+    results: Sequence[HeadResult], limits: Mapping[str, float] | None = None
 ) -> tuple[tuple[str, ...], ...]:
     """The labels of each head that another batch or machine may decide otherwise, whether carried or not.
 
     They are those that a score, and with it its excess, moved up or down by `NOISE` would gain or lose: the score is
     that near its threshold, or the excess that near 0, and the other does not decide against the label anyway.
-    Options and errors as in `label`.
+    `limits` as in `label`.
     """
 
     def undecided(name: str, result: ScoreResult, threshold: float) -> bool:
         up, down = (_carries(name, result, threshold, shift=shift) for shift in (NOISE, -NOISE))
         return up != down
 
-    return _labels_where(undecided, results, thresholds_of(thresholds=thresholds, labels=labels))
+    return _labels_where(undecided, results, limits)
 
 
 def _labels_where(
     holds: Callable[[str, ScoreResult, float], bool],
     results: Sequence[HeadResult],
-    limits: Mapping[str, float],
+    limits: Mapping[str, float] | None,
 ) -> tuple[tuple[str, ...], ...]:
+    limits = thresholds_of() if limits is None else limits
     return tuple(
         tuple(
             name
@@ -748,10 +744,10 @@ def strongest(results: Sequence[R], name: str, *, count: int = 5) -> tuple[R, ..
 
 
 def definitions(
-    thresholds: Mapping[str, float] | None = None, *, rules: Mapping[str, ScoreRule] = SCORES
+    limits: Mapping[str, float] | None = None, *, rules: Mapping[str, ScoreRule] = SCORES
 ) -> dict[str, Definition]:
-    """What every score means, with the thresholds in use. Raises LabelError as `thresholds_of` does."""
-    limits = thresholds_of(thresholds=thresholds)
+    """What every score means, with the thresholds `limits`, as in `label`."""
+    limits = thresholds_of() if limits is None else limits
     return {
         name: Definition(rule.formula, rule.baseline, limits.get(name), rule.source)
         for name, rule in rules.items()
@@ -783,20 +779,17 @@ class PooledHead(HeadResult):
 
 
 def pool(
-    texts: Sequence[Sequence[HeadResult]],
-    *,
-    thresholds: Mapping[str, float] | None = None,
-    labels: Collection[str] | None = None,
+    texts: Sequence[Sequence[HeadResult]], limits: Mapping[str, float] | None = None
 ) -> tuple[PooledHead, ...]:
     """Every head over several texts, from the results of each: the unweighted mean of the per-text scores.
 
-    `label` and `borderline` take what this returns, so that labels come from the pooled scores; the options, those of
+    `label` and `borderline` take what this returns, so that labels come from the pooled scores; `limits`, as in
     `label`, only say what the texts are asked for in `texts_agreeing`. The entropy is the mean over the texts that
     have a score with status ok: those long enough to count for anything.
 
-    Raises ShapeError for no text and for texts with other heads or scores, LabelError as `thresholds_of` does.
+    Raises ShapeError for no text and for texts with other heads or scores.
     """
-    limits = thresholds_of(thresholds=thresholds, labels=labels)
+    limits = thresholds_of() if limits is None else limits
     if not texts:
         raise ShapeError("texts", expected="at least one", got=0)
     first = [(head.layer, head.head, list(head.scores)) for head in texts[0]]

@@ -37,7 +37,8 @@ from service.texts import TokenizedText
 
 def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     """Scores and labels of the chosen heads; a layer's maps are scored as they stream past, and let go."""
-    thresholds = _thresholds(request)
+    limits = _limits(request)
+    thresholds = thresholds_of(thresholds=request.thresholds)  # of every label, given or not
     found = tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
     texts = texts_of(found)
     if request.on_error == "fail" or not texts:
@@ -51,23 +52,20 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     head_results: Sequence[HeadResult] = results[0]
     pooled = request.texts is not None
     if pooled:
-        head_results = pool(results, thresholds=request.thresholds, labels=request.labels)
+        head_results = pool(results, limits)
     if probe is not None:
         sequences = [text_facts(sequence) for sequence in probe.sequences]
         drawn = score_heads(session.read, sequences, heads, rules=PROBE_RULES)
-        names = [name for name in thresholds if name in PROBE_RULES]
-        of_probe = {name: value for name, value in request.thresholds.items() if name in PROBE_RULES}
-        head_results = with_probe(head_results, pool(drawn, thresholds=of_probe, labels=names))
+        head_results = with_probe(head_results, pool(drawn, limits))
 
-    labelled = label(head_results, thresholds=request.thresholds, labels=request.labels)
-    near = borderline(head_results, thresholds=request.thresholds, labels=request.labels)
+    labelled, near = label(head_results, limits), borderline(head_results, limits)
     answer: dict[str, object] = {
         "model": session.model.provenance,
         "summary": {
             "heads": len(head_results),
             "labels": {
                 name: {**asdict(count), "top": _top(head_results, name)}
-                for name, count in summarise(labelled, thresholds).items()
+                for name, count in summarise(labelled, limits).items()
             },
         },
         "heads": [
@@ -81,17 +79,15 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
                 head_results, _similarities(head_results, request), labelled, near, strict=True
             )
         ],
-        "definitions": {
-            name: asdict(one) for name, one in definitions(request.thresholds, rules=rules).items()
-        },
+        "definitions": {name: asdict(one) for name, one in definitions(thresholds, rules=rules).items()},
         "warnings": _warnings(
             {place: one for place, one in enumerate(found) if isinstance(one, TokenizedText)},
             results,
-            [name for name in thresholds if probe is None or name not in PROBE_RULES],
+            [name for name in limits if probe is None or name not in PROBE_RULES],
         ),
         "request": {
             **request.model_dump(mode="json", exclude_none=True),
-            "thresholds": thresholds_of(thresholds=request.thresholds),
+            "thresholds": thresholds,
         },
     }
     if probe is not None:
@@ -107,7 +103,7 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     return answer
 
 
-def _thresholds(request: HeadsRequest) -> dict[str, float]:
+def _limits(request: HeadsRequest) -> dict[str, float]:
     try:
         return thresholds_of(thresholds=request.thresholds, labels=request.labels)
     except LabelError as error:  # a label without a threshold; all else the schema has refused

@@ -332,7 +332,7 @@ def test_one_token_has_a_first_token_and_nothing_else() -> None:
     assert head.scores["first_token"] == ScoreResult(1.0, 1.0, 0.0, 1.0, 1, "too_short")
     others = {result for name, result in head.scores.items() if name != "first_token"}
     assert others == {ScoreResult(None, None, None, None, 0, "not_applicable")}
-    assert label([head], thresholds={"first_token": 0.3}) == ((),)
+    assert label([head], thresholds_of(thresholds={"first_token": 0.3})) == ((),)
 
 
 @pytest.mark.parametrize(
@@ -483,9 +483,9 @@ def test_no_label_without_score_excess_and_rows(earned: ScoreResult) -> None:
 
 def test_thresholds_override_and_labels_restrict() -> None:
     head = head_with(sink=result(0.4), previous_token=result(0.8))
-    assert label([head], thresholds={"sink": 0.3}) == (("sink", "previous_token"),)
-    assert label([head], thresholds={"previous_token": 0.85}) == ((),)
-    assert label([head], thresholds={"sink": 0.3}, labels=["sink"]) == (("sink",),)
+    assert label([head], thresholds_of(thresholds={"sink": 0.3})) == (("sink", "previous_token"),)
+    assert label([head], thresholds_of(thresholds={"previous_token": 0.85})) == ((),)
+    assert label([head], thresholds_of(thresholds={"sink": 0.3}, labels=["sink"])) == (("sink",),)
     assert thresholds_of(labels=["current_token", "sink"], thresholds={"sink": 0.25}) == {
         "sink": 0.25,
         "current_token": 0.5,
@@ -524,7 +524,7 @@ def test_the_summary_counts_heads_and_their_fraction() -> None:
 
 
 def test_every_score_has_a_definition_with_the_threshold_in_use() -> None:
-    found = definitions({"sink": 0.3})
+    found = definitions(thresholds_of(thresholds={"sink": 0.3}))
     assert list(found) == list(SCORES)
     assert {name: d.threshold for name, d in found.items()} == {
         "sink": 0.3,
@@ -546,7 +546,8 @@ def test_every_score_has_a_definition_with_the_threshold_in_use() -> None:
 
 def test_labels_are_all_scores_but_those_that_cannot_be_one() -> None:
     assert set(SCORES) - set(LABELS) == {"distance", "coreference"}
-    assert label([head_with(first_token=result(0.4))], thresholds={"first_token": 0.3}) == (("first_token",),)
+    first_token = head_with(first_token=result(0.4))
+    assert label([first_token], thresholds_of(thresholds={"first_token": 0.3})) == (("first_token",),)
 
 
 def test_broad_needs_its_threshold_and_no_excess() -> None:
@@ -579,8 +580,8 @@ def test_a_label_that_noise_may_turn_is_borderline(one: ScoreResult, near: bool)
 def test_borderline_follows_the_thresholds_and_labels_asked_for() -> None:
     head = head_with(sink=result(0.5), broad=result(0.6 - NOISE / 2, excess=-0.4))
     assert borderline([head]) == (("sink",),)
-    assert borderline([head], thresholds={"broad": 0.6}) == (("sink", "broad"),)
-    assert borderline([head], thresholds={"broad": 0.6}, labels=["broad"]) == (("broad",),)
+    assert borderline([head], thresholds_of(thresholds={"broad": 0.6})) == (("sink", "broad"),)
+    assert borderline([head], thresholds_of(thresholds={"broad": 0.6}, labels=["broad"])) == (("broad",),)
 
 
 # --- several texts ------------------------------------------------------------------------------------------
@@ -602,10 +603,10 @@ def test_pooling_is_the_mean_over_the_texts_whose_status_is_ok() -> None:
     assert head.texts_agreeing["induction"] == 1
     assert head.texts_agreeing["sink"] == 0
     assert label([head]) == ((),)  # 0.5 is not above 0.5
-    assert label([head], thresholds={"induction": 0.4}) == (("induction",),)
-    assert pool(texts, thresholds={"induction": 0.2}, labels=["induction"])[0].texts_agreeing == {
-        "induction": 2
-    }
+    assert label([head], thresholds_of(thresholds={"induction": 0.4})) == (("induction",),)
+    assert pool(texts, thresholds_of(thresholds={"induction": 0.2}, labels=["induction"]))[
+        0
+    ].texts_agreeing == {"induction": 2}
 
 
 def test_pooling_agrees_with_numpy_and_scipy() -> None:
@@ -839,7 +840,9 @@ def test_fault_2_a_pure_sink_is_below_the_baseline_of_a_previous_token_head_and_
     assert found.score == pytest.approx(1 / 10)  # row 1 alone: there the first token is the previous one
     assert found.excess is not None
     assert found.excess < 0
-    assert label([head], thresholds={"previous_token": 0.05}, labels=["previous_token"]) == ((),)
+    assert label([head], thresholds_of(thresholds={"previous_token": 0.05}, labels=["previous_token"])) == (
+        (),
+    )
     assert label([head]) == (("sink",),)
 
 
