@@ -868,10 +868,10 @@ def test_fault_5_several_texts_keep_the_heads_and_options_of_one() -> None:
         scorer = HeadScorer(facts(tokens), {2: [1, 4]})
         scorer.add(2, [1, 4], range(tokens), torch.stack([pure_sink(tokens), one_hot(range(tokens))]))
         texts.append(scorer.finish())
-    options = {"thresholds": {"first_token": 0.3}, "labels": ["first_token", "current_token"]}
-    pooled = pool(texts, **options)  # type: ignore[arg-type]
+    limits = thresholds_of(thresholds={"first_token": 0.3}, labels=["first_token", "current_token"])
+    pooled = pool(texts, limits)
     assert [(head.layer, head.head) for head in pooled] == [(2, 1), (2, 4)]
-    assert label(pooled, **options) == (("first_token",), ("current_token",))  # type: ignore[arg-type]
+    assert label(pooled, limits) == (("first_token",), ("current_token",))
     assert [head.texts_agreeing for head in pooled] == [
         {"first_token": 3, "current_token": 0},
         {"first_token": 0, "current_token": 3},
