@@ -43,7 +43,7 @@ from attention_core.heads import (
     borderline,
     definitions,
     label,
-    mae_similarity,
+    mae_similarities,
     pattern_rule,
     pool,
     repeat_probe,
@@ -51,6 +51,7 @@ from attention_core.heads import (
     strongest,
     summarise,
     text_facts,
+    thresholds_of,
     with_probe,
 )
 from attention_core.scaling import ScalingRow, scaling_experiment, softmax_jacobian_norm
@@ -94,7 +95,7 @@ __all__ = [
     "dot_product",
     "label",
     "layer_costs",
-    "mae_similarity",
+    "mae_similarities",
     "pair_count",
     "pattern_rule",
     "pool",
@@ -113,5 +114,6 @@ __all__ = [
     "strongest",
     "summarise",
     "text_facts",
+    "thresholds_of",
     "with_probe",
 ]

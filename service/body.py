@@ -62,7 +62,7 @@ MESSAGES = {
     "extra_forbidden": "There is no such field",
     "missing": "The field is required",
     "too_short": "The list must not be empty",
-    "dict_type": "Names and numbers are expected: an object, or `name:number,name:number` in a URL",
+    "dict_type": "Names, each once, with numbers are expected: an object, or `name:number,name:number` in a URL",
 }
 
 
@@ -107,7 +107,9 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     if len(numbered) > limit:
         detail = f"A request holds at most {limit} lines; send the others in further requests."
         raise TooLargeError(detail, limit=limit, actual=len(numbered))
-    items, lines, unread = [], [], []
+    items: list[BaseModel] = []
+    lines: list[int] = []
+    unread: list[dict[str, str | int]] = []
     for number, line in numbered:
         try:
             items.append(item.model_validate_json(line))
@@ -121,11 +123,11 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
             unread.append({"line": number, "code": "malformed_line", "detail": error.detail})
     if not items:
         faults = [
-            FieldError("", one["code"], f"Line {one['line']}: {one['detail']}") for one in unread[:MAX_ERRORS]
+            FieldError("", str(one["code"]), f"Line {one['line']}: {one['detail']}")
+            for one in unread[:MAX_ERRORS]
         ]
         raise InvalidRequestError.of(faults or [FieldError("", "missing_field", "The body holds no line.")])
-    body, faults = _query(names)
-    return _validated(model, {**body, "items": items, "lines": lines, "unread": unread}, faults)
+    return _validated(model, {**_query(names), "items": items, "lines": lines, "unread": unread})
 
 
 def _line_fault(error: ValidationError, line: bytes) -> tuple[str, str]:
@@ -142,14 +144,14 @@ def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
     `names` says how each parameter is read; others, which say how the answer is written, are passed over. Raises
     InvalidRequestError; pointers are those of the same request as JSON.
     """
-    body, faults = _query(names)
-    if "text" in names and "text" not in body and not faults:
+    body = _query(names)
+    if "text" in names and "text" not in body:
         raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
-    return _validated(model, body, faults)
+    return _validated(model, body)
 
 
-def _query(names: Mapping[str, Kind]) -> tuple[dict[str, object], list[FieldError]]:
-    """What the query string says of the members `names`, and what is wrong with how it says it."""
+def _query(names: Mapping[str, Kind]) -> dict[str, object]:
+    """What the query string says of the members `names`. Raises InvalidRequestError for one that it says twice."""
     body: dict[str, object] = {}
     faults = []
     for name, values in arguments().items():
@@ -162,18 +164,17 @@ def _query(names: Mapping[str, Kind]) -> tuple[dict[str, object], list[FieldErro
             )
         else:
             body[target] = _value(values[0], names[target])
-    return body, faults
-
-
-def _validated(model: type[T], body: dict[str, object], faults: list[FieldError]) -> T:
-    try:
-        parsed = model.model_validate(body)
-    except ValidationError as error:
-        for fault in error.errors(include_url=False, include_input=False, include_context=True):
-            faults.append(_field_error(fault, body))
     if faults:
         raise InvalidRequestError.of(faults)
-    return parsed
+    return body
+
+
+def _validated(model: type[T], body: dict[str, object]) -> T:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False, include_context=True)
+        raise InvalidRequestError.of([_field_error(fault, body) for fault in details]) from None
 
 
 def _value(given: str, kind: Kind) -> object:
@@ -330,8 +331,8 @@ def _field_error(fault: ErrorDetails, body: object) -> FieldError:
     message = MESSAGES.get(kind) or fault["msg"].rstrip(".")
     # The message never quotes the input: it names what is allowed, a bound, or a type.
     place = _place(fault["loc"], body, missing=kind == "missing")
-    if kind == "missing_field" and "field" in fault.get("ctx", {}):
-        place.append(fault["ctx"]["field"])  # found missing by a check over several fields
+    if "field" in fault.get("ctx", {}):
+        place.append(fault["ctx"]["field"])  # of a check over several fields
     pointer = pointer_of(place)
     return FieldError(pointer, code, f"{message[0].upper()}{message[1:]}.")
 

@@ -35,10 +35,36 @@ State = Literal["loading", "ready", "draining", "failed"]
 GIVE_UP = 5  # watchdog limits: a job running longer than that will not end
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When an answer must be there, and how long after acceptance that is."""
+
+    at: float  # of time.monotonic()
+    seconds: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """So long from now."""
+        return cls(time.monotonic() + seconds, seconds)
+
+    def extended(self, factor: float) -> Deadline:
+        """`factor` times as long after acceptance."""
+        return Deadline(self.at + (factor - 1) * self.seconds, factor * self.seconds)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it has."""
+        return time.monotonic() > self.at
+
+    def error(self) -> DeadlineExceededError:
+        """What to raise once it has."""
+        return DeadlineExceededError(f"No answer within {self.seconds:g} seconds.")
+
+
 @dataclass(slots=True)
 class _Job:
     call: Callable[[Callable[[int], None]], None]
-    deadline: float
+    deadline: Deadline
     queued: float = field(default_factory=time.monotonic)
     started: float | None = None
     cancelled: bool = False
@@ -47,8 +73,8 @@ class _Job:
 
     def check(self, layer: int = 0) -> None:
         """Called before the job starts and before every layer: a job nobody waits for stops."""
-        if self.cancelled or time.monotonic() > self.deadline:
-            raise DeadlineExceededError("The deadline passed before the answer was there.")
+        if self.cancelled or self.deadline.passed:
+            raise self.deadline.error()
 
 
 class Engine:
@@ -141,7 +167,7 @@ class Engine:
                     )
             self._in_flight += 1
         try:
-            deadline = time.monotonic() + self.limits.deadline_seconds
+            deadline = Deadline.after(self.limits.deadline_seconds)
             yield Session(
                 self,
                 model,
@@ -155,7 +181,7 @@ class Engine:
             with self._lock:
                 self._in_flight -= 1
 
-    def run(self, call: Callable[[Callable[[int], None]], None], deadline: float) -> tuple[float, float]:
+    def run(self, call: Callable[[Callable[[int], None]], None], deadline: Deadline) -> tuple[float, float]:
         """Run `call(check)` in the inference thread, and wait; returns the seconds waited and run.
 
         `check(layer)` raises when the deadline has passed or the caller has gone. Raises DeadlineExceededError at
@@ -163,9 +189,9 @@ class Engine:
         """
         job = _Job(call, deadline)
         self._jobs.put(job)
-        if not job.done.wait(max(0.0, deadline - time.monotonic())):
+        if not job.done.wait(max(0.0, deadline.at - time.monotonic())):
             job.cancelled = True
-            raise DeadlineExceededError(f"No answer within {self.limits.deadline_seconds:g} seconds.")
+            raise deadline.error()
         if isinstance(job.error, Exception):
             raise job.error
         if job.error is not None:  # an exit inside a job must not end the thread that waits for it
@@ -212,7 +238,7 @@ class Session:
     engine: Engine
     model: LoadedModel
     limits: Limits
-    deadline: float
+    deadline: Deadline
     max_elements: int  # of the answer, in the format it will be sent in
     exact: bool  # whether that format takes numbers as they are, not rounded
     sparse: bool  # whether of the largest weights it holds no more than those
@@ -220,8 +246,12 @@ class Session:
 
     def check(self) -> None:
         """Raise DeadlineExceededError where the deadline has passed; between what runs outside the inference thread."""
-        if time.monotonic() > self.deadline:
-            raise DeadlineExceededError(f"No answer within {self.limits.deadline_seconds:g} seconds.")
+        if self.deadline.passed:
+            raise self.deadline.error()
+
+    def allow_tokens(self, tokens: int) -> None:
+        """Give a request of more tokens than others may have as much more time."""
+        self.deadline = self.deadline.extended(max(1.0, tokens / self.limits.max_tokens_per_request))
 
     @property
     def max_tokens_per_text(self) -> int:

@@ -172,7 +172,10 @@ def problem_response(error: Exception) -> Response:
         headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
     if isinstance(error, errors.UnsupportedMediaTypeError):
         headers["Accept-Post"] = ", ".join(error.accepted)
-    return Response(orjson.dumps(body), problem.status, headers, content_type=MEDIA_TYPE)
+    response = Response(orjson.dumps(body), problem.status, headers, content_type=MEDIA_TYPE)
+    if isinstance(error, errors.NotAcceptableError):
+        response.vary.add("Accept")
+    return response
 
 
 def _werkzeug_response(error: HTTPException) -> Response:

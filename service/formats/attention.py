@@ -13,14 +13,18 @@ from service.formats.negotiation import (
     Payload,
     picture_formats,
 )
+from service.schemas.common import AsksAboutTexts
 
 PARAMETERS = (WIDTH, COLORMAP, SPREADSHEET)
 
 
 def _picture(payload: Payload, kind: drawing.Kind, options: Options) -> bytes:
-    if len(payload["results"]) > 1:  # type: ignore[arg-type]
-        raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
     return pictures.picture(payload, kind, width=options.width, colormap=options.colormap)
+
+
+def _check_texts(question: AsksAboutTexts, options: Options) -> None:
+    if len(question.inputs) > 1:
+        raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
 
 
 FORMATS = (
@@ -41,7 +45,7 @@ FORMATS = (
         compact=True,
         file_name="attention.npz",
     ),
-    *picture_formats(_picture),
+    *picture_formats(_picture, _check_texts),
     Format(
         "html",
         page.MEDIA_TYPE,

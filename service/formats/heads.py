@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from service.formats import head_grid, head_table, json, page, records
-from service.formats.negotiation import COLORMAP, WIDTH, Format, Parameter, picture_formats
+from service.errors import InvalidRequestError
+from service.formats import drawing, head_grid, head_table, json, page, records
+from service.formats.negotiation import COLORMAP, WIDTH, Format, Options, Parameter, Payload, picture_formats
+from service.schemas.common import AsksAboutTexts
+from service.schemas.heads import HeadsRequest
 
 COLOR = Parameter(
     "color",
@@ -11,6 +14,18 @@ COLOR = Parameter(
     choices={name: name for name in head_grid.COLORS},
 )
 PARAMETERS = (WIDTH, COLORMAP, COLOR)
+
+
+def _picture(payload: Payload, kind: drawing.Kind, options: Options) -> bytes:
+    json.check_finite(payload)
+    return head_grid.grid(payload, kind, width=options.width, colormap=options.colormap, color=options.color)
+
+
+def _check_color(question: AsksAboutTexts, options: Options) -> None:
+    if options.color == "custom" and not (isinstance(question, HeadsRequest) and question.pattern):
+        raise InvalidRequestError.at("/color", "incompatible_options", "The color custom needs a pattern.")
+
+
 FORMATS = (
     Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload)),
     Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(head_table.rows(payload))),
@@ -21,11 +36,7 @@ FORMATS = (
         charset=True,
         file_name="heads.csv",
     ),
-    *picture_formats(
-        lambda payload, kind, options: head_grid.grid(
-            payload, kind, width=options.width, colormap=options.colormap, color=options.color
-        )
-    ),
+    *picture_formats(_picture, _check_color),
     Format(
         "html",
         page.MEDIA_TYPE,

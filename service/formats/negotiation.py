@@ -8,6 +8,7 @@ from typing import Any
 
 from service.errors import FieldError, InvalidRequestError, NotAcceptableError
 from service.formats import drawing, json
+from service.schemas.common import AsksAboutTexts
 
 Payload = Mapping[str, object]
 
@@ -64,9 +65,12 @@ SPREADSHEET = Parameter(
 )
 
 
+Check = Callable[[AsksAboutTexts, Options], None]  # raises InvalidRequestError
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to write the answer.
+    """One way to write the answer. `check` refuses, before the model runs, what cannot be written so.
 
     `compact` ones may hold more numbers: `max_response_elements_compact`. `exact` ones take numbers as they are, not
     rounded to the request's decimals. `sparse` ones hold no more of the largest weights than those.
@@ -75,6 +79,7 @@ class Format:
     name: str
     media_type: str
     write: Callable[[Payload, Options], bytes]
+    check: Check = lambda question, options: None
     charset: bool = False
     compact: bool = False
     exact: bool = False
@@ -88,8 +93,10 @@ class Format:
         return f"{self.media_type}; charset=utf-8" if self.charset else self.media_type
 
 
-def picture_formats(draw: Callable[[Payload, drawing.Kind, Options], bytes]) -> tuple[Format, Format]:
-    """SVG and PNG of what `draw` draws; what cannot be drawn is a fault of the request."""
+def picture_formats(
+    draw: Callable[[Payload, drawing.Kind, Options], bytes], check: Check
+) -> tuple[Format, Format]:
+    """SVG and PNG of what `draw` draws; what cannot be drawn is a fault of the request, for `check` if it can tell."""
 
     def write(payload: Payload, kind: drawing.Kind, options: Options) -> bytes:
         try:
@@ -103,6 +110,7 @@ def picture_formats(draw: Callable[[Payload, drawing.Kind, Options], bytes]) -> 
             "svg",
             drawing.SVG_MEDIA_TYPE,
             lambda payload, options: write(payload, "svg", options),
+            check,
             compact=True,
             exact=True,
             content_security_policy="default-src 'none'; img-src data:; style-src 'unsafe-inline'",
@@ -111,6 +119,7 @@ def picture_formats(draw: Callable[[Payload, drawing.Kind, Options], bytes]) -> 
             "png",
             drawing.PNG_MEDIA_TYPE,
             lambda payload, options: write(payload, "png", options),
+            check,
             compact=True,
             exact=True,
         ),

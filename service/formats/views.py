@@ -64,8 +64,8 @@ def _view(one: Mapping[str, Any], future: npt.NDArray[np.bool_]) -> View:
     top = "top" in one
     if top:
         weights = np.full(future.shape, np.nan, dtype=np.float32)
-        for row, top in zip(weights, one["top"], strict=True):
-            for cell in top:
+        for row, cells in zip(weights, one["top"], strict=True):
+            for cell in cells:
                 row[cell["key"]] = cell["weight"]
     else:
         weights = np.asarray(one["weights"], dtype=np.float32)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
 from attention_core.errors import ShapeError
 from attention_core.heads import (
-    LABELS,
     PROBE_RULES,
     SCORES,
+    SHORTEST,
     HeadResult,
     LabelError,
     Probe,
@@ -17,7 +17,7 @@ from attention_core.heads import (
     borderline,
     definitions,
     label,
-    mae_similarity,
+    mae_similarities,
     pattern_rule,
     pool,
     repeat_probe,
@@ -29,7 +29,7 @@ from attention_core.heads import (
     with_probe,
 )
 from service.engine import Session
-from service.errors import InvalidRequestError, pointer_of
+from service.errors import InvalidRequestError
 from service.jobs.common import all_or_raise, choose, sentence, texts_of, tokenize
 from service.schemas.heads import HeadsRequest
 from service.texts import TokenizedText
@@ -37,7 +37,8 @@ from service.texts import TokenizedText
 
 def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     """Scores and labels of the chosen heads; a layer's maps are scored as they stream past, and let go."""
-    thresholds = _thresholds(request)
+    limits = _limits(request)
+    thresholds = thresholds_of(thresholds=request.thresholds)  # of every label, given or not
     found = tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
     texts = texts_of(found)
     if request.on_error == "fail" or not texts:
@@ -51,39 +52,43 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     head_results: Sequence[HeadResult] = results[0]
     pooled = request.texts is not None
     if pooled:
-        head_results = pool(results, thresholds=request.thresholds, labels=request.labels)
+        head_results = pool(results, limits)
     if probe is not None:
         sequences = [text_facts(sequence) for sequence in probe.sequences]
         drawn = score_heads(session.read, sequences, heads, rules=PROBE_RULES)
-        names = [name for name in thresholds if name in PROBE_RULES]
-        of_probe = {name: value for name, value in request.thresholds.items() if name in PROBE_RULES}
-        head_results = with_probe(head_results, pool(drawn, thresholds=of_probe, labels=names))
+        head_results = with_probe(head_results, pool(drawn, limits))
 
-    labelled = label(head_results, thresholds=request.thresholds, labels=request.labels)
-    near = borderline(head_results, thresholds=request.thresholds, labels=request.labels)
+    labelled, near = label(head_results, limits), borderline(head_results, limits)
     answer: dict[str, object] = {
         "model": session.model.provenance,
         "summary": {
             "heads": len(head_results),
             "labels": {
                 name: {**asdict(count), "top": _top(head_results, name)}
-                for name, count in summarise(labelled, thresholds).items()
+                for name, count in summarise(labelled, limits).items()
             },
         },
         "heads": [
             {
                 "kv_head": session.model.reader.kv_head(result.head),
-                **_head(result, request),
+                **_head(result, similarity),
                 "labels": list(names),
                 "borderline": list(undecided),
             }
-            for result, names, undecided in zip(head_results, labelled, near, strict=True)
+            for result, similarity, names, undecided in zip(
+                head_results, _similarities(head_results, request), labelled, near, strict=True
+            )
         ],
-        "definitions": {
-            name: asdict(one) for name, one in definitions(request.thresholds, rules=rules).items()
+        "definitions": {name: asdict(one) for name, one in definitions(thresholds, rules=rules).items()},
+        "warnings": _warnings(
+            {place: one for place, one in enumerate(found) if isinstance(one, TokenizedText)},
+            results,
+            [name for name in limits if probe is None or name not in PROBE_RULES],
+        ),
+        "request": {
+            **request.model_dump(mode="json", exclude_none=True),
+            "thresholds": thresholds,
         },
-        "warnings": _warnings(head_results, texts),
-        "request": request.model_dump(mode="json", exclude_none=True),
     }
     if probe is not None:
         length = len(probe.sequences[0]) // 2
@@ -98,16 +103,12 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     return answer
 
 
-def _thresholds(request: HeadsRequest) -> dict[str, float]:
+def _limits(request: HeadsRequest) -> dict[str, float]:
     try:
         return thresholds_of(thresholds=request.thresholds, labels=request.labels)
-    except LabelError as error:
-        if error.name in request.thresholds:
-            place: list[str | int] = ["thresholds", error.name]
-        else:
-            place = ["labels", (request.labels or []).index(error.name)]
-        detail = f"Must be one of {', '.join(LABELS)}."
-        raise InvalidRequestError.at(pointer_of(place), error.code, detail) from None
+    except LabelError as error:  # a label without a threshold; all else the schema has refused
+        pointer = f"/labels/{(request.labels or []).index(error.name)}"
+        raise InvalidRequestError.at(pointer, error.code, sentence(error)) from None
 
 
 def _rules(request: HeadsRequest, text: TokenizedText) -> Mapping[str, ScoreRule]:
@@ -136,11 +137,16 @@ def _probe(request: HeadsRequest, session: Session) -> Probe | None:
         raise InvalidRequestError.at("/probe", "incompatible_options", detail) from None
 
 
-def _head(result: HeadResult, request: HeadsRequest) -> dict[str, object]:
+def _similarities(results: Sequence[HeadResult], request: HeadsRequest) -> Sequence[float | None]:
+    if request.pattern is None:
+        return [None] * len(results)
+    return mae_similarities([one.scores["custom"] for one in results], request.pattern)
+
+
+def _head(result: HeadResult, similarity: float | None) -> dict[str, object]:
     described = asdict(result)
-    custom = described["scores"].get("custom")
-    if custom is not None and request.pattern is not None:
-        custom["mae_similarity"] = mae_similarity(result.scores["custom"], request.pattern)
+    if "custom" in described["scores"]:
+        described["scores"]["custom"]["mae_similarity"] = similarity
     return described
 
 
@@ -151,9 +157,32 @@ def _top(results: Sequence[HeadResult], name: str) -> list[dict[str, object]]:
     ]
 
 
-def _warnings(results: Sequence[HeadResult], texts: Sequence[TokenizedText]) -> list[dict[str, str]]:
-    if not any(score.status == "too_short" for score in results[0].scores.values()):
-        return []
-    count = len(texts[0])
-    length = f"the text has {count} token{'s' * (count != 1)}" if len(texts) == 1 else "the texts are short"
-    return [{"code": "too_short", "message": f"{length}: too few for some scores, which carry no label"}]
+def _warnings(
+    texts: Mapping[int, TokenizedText], results: Sequence[Sequence[HeadResult]], names: Collection[str]
+) -> list[dict[str, str]]:
+    """Why labels of these names cannot be given: it lies in the texts, so that one head tells it of all.
+
+    `texts` have their places in the request.
+    """
+    short = [place for place, text in texts.items() if len(text) < SHORTEST]
+    messages = []
+    if short:
+        which = ", ".join(map(str, short[:10])) + (", …" if len(short) > 10 else "")
+        which = f"text {which} has" if len(short) == 1 else f"texts {which} have"
+        messages.append(f"{which} fewer than {SHORTEST} tokens, and so no score that counts")
+    long_enough = [
+        of_text[0].scores
+        for of_text, text in zip(results, texts.values(), strict=True)
+        if len(text) >= SHORTEST
+    ]
+    for name in names:
+        found = [scores[name] for scores in long_enough]
+        if any(score.status == "too_short" for score in found) and all(
+            score.status != "ok" for score in found
+        ):
+            rows = max(score.rows for score in found)
+            needed = SCORES[name].min_rows
+            messages.append(
+                f"{name} has {rows} row{'s' * (rows != 1)} to score and needs {needed}, so it gives no label"
+            )
+    return [{"code": "too_short", "message": message} for message in messages]

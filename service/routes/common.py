@@ -110,6 +110,7 @@ def ask(
     without any computing. The bytes' last digits may vary between machines.
     """
     check_count(len(question.inputs), getattr(settings(), question.limit))
+    written.check(question, options)
     tag = content_id(question, written, options)
     if request.method in ("GET", "HEAD") and _client_has(tag):
         return _tagged(Response(status=304), tag)

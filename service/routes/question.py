@@ -132,7 +132,7 @@ class Question(Generic[R]):
 
     @property
     def _aliases(self) -> list[str]:
-        return [alias for alias, name in ALIASES.items() if name in self.query]
+        return [alias for alias, name in ALIASES.items() if self.query.get(name) == "integers"]
 
     @cached_property
     def _asked(self) -> list[dict[str, Any]]:

@@ -188,7 +188,9 @@ class AttentionRequest(SequencesRequest):
     @model_validator(mode="after")
     def _options_fit_together(self) -> Self:
         if self.text_pair is not None and self.text is None:
-            raise PydanticCustomError("incompatible_options", "The option text_pair goes with text")
+            raise PydanticCustomError(
+                "incompatible_options", "The option text_pair goes with text", {"field": "text_pair"}
+            )
         if self.weighting == "scores" and (
             self.unit != "token"
             or self.aggregate not in ("none", "mean")
@@ -198,6 +200,7 @@ class AttentionRequest(SequencesRequest):
             raise PydanticCustomError(
                 "incompatible_options",
                 "The weighting scores takes unit token, aggregate none or mean, first_token keep, and no top_k",
+                {"field": "weighting"},
             )
         return self
 

@@ -40,6 +40,7 @@ Text = Annotated[str, Field(description="Not blank.", json_schema_extra={"minLen
 LONGEST_LIST = (
     10_000  # of anything in a request, whatever its own limit: a longer one is not even looked through
 )
+LARGEST_SEED = 2**53 - 1  # what every reader of JSON keeps exactly
 LARGEST_INDEX = 9_999  # of a layer or head in any request; the model's own bound is checked once it is known
 
 
@@ -71,7 +72,7 @@ def exactly_one(model: BaseModel, *names: str) -> None:
         raise PydanticCustomError("missing_field", "One of {names} is required", {"names": ", ".join(names)})
     if len(given) > 1:
         raise PydanticCustomError(
-            "incompatible_options", "Send only one of {names}", {"names": ", ".join(names)}
+            "incompatible_options", "Send only one of {names}", {"names": ", ".join(names), "field": given[1]}
         )
 
 

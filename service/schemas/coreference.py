@@ -143,7 +143,9 @@ class CoreferenceRequest(ScoringRequest):
             for name in ("pronoun", "candidates", "gold"):
                 if getattr(self, name) is not None:
                     raise PydanticCustomError(
-                        "incompatible_options", "{name} stands inside each item", {"name": name}
+                        "incompatible_options",
+                        "{name} stands inside each item",
+                        {"name": name, "field": name},
                     )
         else:
             for name in ("pronoun", "candidates"):

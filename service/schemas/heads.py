@@ -1,4 +1,4 @@
-"""POST /v1/heads."""
+"""/v1/heads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from attention_core.heads import LABELS
 from service.schemas.attention import ItemError, SequencesRequest
 from service.schemas.common import (
+    LARGEST_SEED,
     SENTENCE,
     Answer,
     Heads,
@@ -53,11 +54,12 @@ class HeadsRequest(SequencesRequest):
         None, description="Give only these labels; all where absent."
     )
     thresholds: Annotated[
-        dict[str, Threshold],
+        dict[ScoreName, Threshold],
         Field(max_length=100, json_schema_extra={"propertyNames": {"enum": list(LABELS)}}),
     ] = Field(
         {},
-        description="A head carries a label when its score is above this; the defaults stand in `definitions`.",
+        description="A head carries a label when its score is above this, and its excess above 0; `broad`, which an "
+        "even head has most of, from this on. The defaults stand in `definitions`.",
     )
 
     probe: Literal["none", "repeat"] = Field(
@@ -65,7 +67,7 @@ class HeadsRequest(SequencesRequest):
         description="`repeat`: induction and duplicate_token are scored on random tokens repeated once, the others "
         "on the text.",
     )
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(0, description="Of the probe.")
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(0, description="Of the probe.")
     draws: Annotated[int, Field(ge=2, le=50)] = Field(10, description="Of the probe.")
     pattern: Annotated[list[Bits], Field(min_length=1, max_length=1000)] | None = Field(
         None, description="A target of one's own, tokens x tokens, over a single text: the score `custom`."
@@ -74,12 +76,28 @@ class HeadsRequest(SequencesRequest):
     @model_validator(mode="after")
     def _pattern_over_one_text(self) -> Self:
         if self.pattern is not None and self.texts is not None:
-            raise PydanticCustomError("incompatible_options", "A pattern goes with a single text")
+            raise PydanticCustomError(
+                "incompatible_options", "A pattern goes with a single text", {"field": "pattern"}
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _seed_and_draws_are_of_the_probe(self) -> Self:
+        for name in ("seed", "draws"):
+            if self.probe == "none" and getattr(self, name) != type(self).model_fields[name].default:
+                raise PydanticCustomError(
+                    "incompatible_options", "Without a probe nothing is drawn", {"field": name}
+                )
         return self
 
 
 class ProbeInfo(Answer):
-    """What was drawn, so that it can be drawn again."""
+    """What was drawn, so that it can be drawn again.
+
+    One PCG64(seed) gives 64-bit numbers for all draws. Each, modulo the count of ids to draw from, is the place of an
+    id among these, ascending: 100 to 19999 that the vocabulary has and that are not special. One that is in the draw
+    already is passed over.
+    """
 
     seed: int
     draws: int
@@ -121,14 +139,18 @@ class Score(Answer):
     baseline: float | None = Field(description="The same score of a head that spreads its attention evenly.")
     excess: float | None = Field(description="score - baseline.")
     argmax_rate: float | None = Field(
-        description="Share of the rows whose largest weight lies on a target key; null where there is no such key."
+        description="Share of the rows whose largest weight lies on a target key; null for what is no share of weight."
     )
     rows: int
     status: Literal["ok", "too_short", "not_applicable"]
     sd: float | None = Field(None, description="Over the texts or draws; n - 1 below the fraction.")
-    ci95: tuple[float, float] | None = Field(None, description="95 % interval of the mean, by Student's t.")
+    ci95: tuple[float, float] | None = Field(
+        None, description="95 % interval of the mean, by Student's t; over few texts it may leave 0..1."
+    )
     n: int | None = Field(None, description="Texts or draws with status ok; only where scores are pooled.")
-    mae_similarity: float | None = Field(None, description="Only of `custom`: 1 - mean absolute error.")
+    mae_similarity: float | None = Field(
+        None, description="Only of `custom`: 1 - mean over i >= j of |A[i,j] - pattern[i][j]|."
+    )
 
 
 class HeadInfo(Answer):
@@ -170,6 +192,6 @@ class HeadsAnswer(Answer):
     definitions: dict[str, Definition]
     warnings: list[Warning]
     request: dict[str, Any] = Field(
-        description="The request with every default filled in. Sent again to the same `model` it gives the same "
-        "answer: with the two together an answer can be cited."
+        description="The request with its defaults and the thresholds in force written out; without `layers`, `heads` "
+        "or `labels` it asked for all. Sent again to the same `model` it gives the same answer."
     )

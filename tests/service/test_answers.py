@@ -167,7 +167,49 @@ def test_a_text_of_one_token_has_null_scores_and_says_so(client: FlaskClient) ->
                 "rows": 0,
                 "status": "not_applicable",
             }
-    assert [warning["code"] for warning in answer["warnings"]] == ["too_short"]
+    messages = [warning["message"] for warning in answer["warnings"] if warning["code"] == "too_short"]
+    assert messages == ["text 0 has fewer than 4 tokens, and so no score that counts"]
+
+
+def test_a_warning_names_the_score_that_has_too_few_rows_and_only_one_that_was_asked_for(
+    client: FlaskClient,
+) -> None:
+    body = {"token_ids": [5, 6, 5, 7, 6, 8], "layers": [0]}  # two ids come again
+    answer = post(client, "/v1/heads", body, HeadsAnswer)
+    rows = answer["heads"][0]["scores"]["duplicate_token"]["rows"]
+    assert rows == 2
+    assert f"duplicate_token has {rows} rows to score and needs 3, so it gives no label" in [
+        warning["message"] for warning in answer["warnings"]
+    ]
+    assert post(client, "/v1/heads", {**body, "labels": ["sink"]}, HeadsAnswer)["warnings"] == []
+
+
+def test_texts_too_short_to_count_are_named_by_their_place_and_count_for_nothing(client: FlaskClient) -> None:
+    long = "it is on the mat of the cat"
+    alone = post(client, "/v1/heads", {"texts": [long], "layers": [1]}, HeadsAnswer)
+    body = {"texts": ["it", " ", long, "on"], "layers": [1], "on_error": "skip"}
+    answer = post(client, "/v1/heads", body, HeadsAnswer)
+    assert answer["warnings"][0]["message"].startswith("texts 0, 3 have fewer than 4 tokens")
+    for head, same in zip(answer["heads"], alone["heads"], strict=True):
+        assert head["entropy"] == pytest.approx(same["entropy"], abs=1e-5)
+        assert head["scores"]["broad"]["n"] == 1
+
+
+def test_a_label_without_a_threshold_is_told_so(client: FlaskClient) -> None:
+    response = client.post("/v1/heads", json={"text": "a", "labels": ["sink", "first_token"]})
+    (error,) = response.get_json()["errors"]
+    assert (error["pointer"], error["code"]) == ("/labels/1", "out_of_range")
+    assert error["detail"] == "First_token has no threshold by default; give one in thresholds."
+
+
+def test_a_probe_over_one_text_counts_the_draws_that_agree(client: FlaskClient) -> None:
+    body = {"text": TEXT, "layers": [0], "probe": "repeat", "draws": 3, "thresholds": {"induction": 0.0}}
+    answer = post(client, "/v1/heads", body, HeadsAnswer)
+    for head in answer["heads"]:
+        assert set(head["texts_agreeing"]) == {"induction", "duplicate_token"}
+        assert 0 <= head["texts_agreeing"]["induction"] <= 3
+    agreeing = [head["texts_agreeing"]["induction"] for head in answer["heads"]]
+    assert max(agreeing) > 0  # with a threshold of 0 some random head is above its baseline in some draw
 
 
 # --- heads over several texts, on a probe, with a pattern of one's own ---------------------------------------
@@ -230,7 +272,7 @@ def test_a_pattern_of_ones_own_is_scored_by_its_share_of_mass_and_by_its_error(c
 @pytest.mark.parametrize(
     ("body", "pointer", "code"),
     [
-        ({"texts": ["a", "b"], "pattern": [[1]]}, "", "incompatible_options"),
+        ({"texts": ["a", "b"], "pattern": [[1]]}, "/pattern", "incompatible_options"),
         ({"text": "zz", "pattern": [[1]]}, "/pattern", "out_of_range"),
         ({"text": "zz", "pattern": [[1, 0], [1]]}, "/pattern", "out_of_range"),
         ({"text": "z", "pattern": [[2]]}, "/pattern/0/0", "out_of_range"),
@@ -239,6 +281,10 @@ def test_a_pattern_of_ones_own_is_scored_by_its_share_of_mass_and_by_its_error(c
         ({"text": "z", "seed": -1}, "/seed", "out_of_range"),
         ({"texts": ["z", " "]}, "/texts/1", "empty_text"),
         ({"texts": ["", " "], "on_error": "skip"}, "/texts/0", "empty_text"),
+        ({"text": "a", "seed": 7}, "/seed", "incompatible_options"),
+        ({"text": "a", "draws": 7}, "/draws", "incompatible_options"),
+        ({"text": "a", "probe": "repeat", "seed": 2**53}, "/seed", "out_of_range"),
+        ({"text": "a", "thresholds": {"nope": 0.5}}, "/thresholds/nope", "unknown_option"),
         ({"token_ids": [307]}, "/token_ids/0", "out_of_range"),
     ],
 )

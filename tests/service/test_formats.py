@@ -210,6 +210,12 @@ def test_with_top_k_only_the_weights_that_were_sent_have_rows() -> None:
     assert [(r["query_pos"], r["key_pos"], r["weight"]) for r in tables.rows(top_payload())] == expected
 
 
+def test_a_last_row_without_top_weights_adds_no_empty_rows() -> None:
+    top: list[list[dict[str, float]]] = [[{"key": 0, "weight": 1.0}], [{"key": 1, "weight": 0.75}], []]
+    payload = answer(result(["a", "b", "c"], [{"layer": 5, "head": 3, "kv_head": 0, "top": top}]))
+    assert [row["weight"] for row in read_csv(tables.csv(payload))] == ["1.0", "0.75"]
+
+
 @pytest.mark.parametrize(
     "label",
     [

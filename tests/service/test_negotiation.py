@@ -81,6 +81,8 @@ def test_accept_chooses_by_its_weights(client: FlaskClient, accept: str | None, 
 def test_nothing_on_offer_is_406_with_a_list(client: FlaskClient) -> None:
     by_header = problem(client.post("/v1/attention", json=BODY, headers={"Accept": "application/pdf"}), 406)
     by_name = problem(client.post("/v1/attention", query_string={"format": "pdf"}, json=BODY), 406)
+    refused = client.post("/v1/attention", json=BODY, headers={"Accept": "application/pdf"})
+    assert "Accept" in refused.headers["Vary"].split(", ")
     for body in (by_header, by_name):
         assert {"application/json", "text/csv", "image/png"} <= set(body["formats"])
     problem(client.get("/v1/attention.pdf", query_string={"text": "a"}), 404)
@@ -174,6 +176,11 @@ def test_a_wrong_parameter_is_named(
 ) -> None:
     errors = problem(client.get("/v1/attention", query_string=query), 422)["errors"]
     assert (pointer, code) in [(error["pointer"], error["code"]) for error in errors]
+
+
+def test_a_parameter_given_twice_is_one_fault(client: FlaskClient) -> None:
+    (error,) = problem(client.get("/v1/attention?text=a&text=b"), 422)["errors"]
+    assert (error["pointer"], error["code"]) == ("/text", "incompatible_options")
 
 
 def test_a_query_string_that_is_no_text_is_400(client: FlaskClient) -> None:

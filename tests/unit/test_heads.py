@@ -33,7 +33,7 @@ from attention_core.heads import (
     definitions,
     is_punctuation,
     label,
-    mae_similarity,
+    mae_similarities,
     pattern_rule,
     pool,
     repeat_probe,
@@ -332,7 +332,7 @@ def test_one_token_has_a_first_token_and_nothing_else() -> None:
     assert head.scores["first_token"] == ScoreResult(1.0, 1.0, 0.0, 1.0, 1, "too_short")
     others = {result for name, result in head.scores.items() if name != "first_token"}
     assert others == {ScoreResult(None, None, None, None, 0, "not_applicable")}
-    assert label([head], thresholds={"first_token": 0.3}) == ((),)
+    assert label([head], thresholds_of(thresholds={"first_token": 0.3})) == ((),)
 
 
 @pytest.mark.parametrize(
@@ -483,9 +483,9 @@ def test_no_label_without_score_excess_and_rows(earned: ScoreResult) -> None:
 
 def test_thresholds_override_and_labels_restrict() -> None:
     head = head_with(sink=result(0.4), previous_token=result(0.8))
-    assert label([head], thresholds={"sink": 0.3}) == (("sink", "previous_token"),)
-    assert label([head], thresholds={"previous_token": 0.85}) == ((),)
-    assert label([head], thresholds={"sink": 0.3}, labels=["sink"]) == (("sink",),)
+    assert label([head], thresholds_of(thresholds={"sink": 0.3})) == (("sink", "previous_token"),)
+    assert label([head], thresholds_of(thresholds={"previous_token": 0.85})) == ((),)
+    assert label([head], thresholds_of(thresholds={"sink": 0.3}, labels=["sink"])) == (("sink",),)
     assert thresholds_of(labels=["current_token", "sink"], thresholds={"sink": 0.25}) == {
         "sink": 0.25,
         "current_token": 0.5,
@@ -524,7 +524,7 @@ def test_the_summary_counts_heads_and_their_fraction() -> None:
 
 
 def test_every_score_has_a_definition_with_the_threshold_in_use() -> None:
-    found = definitions({"sink": 0.3})
+    found = definitions(thresholds_of(thresholds={"sink": 0.3}))
     assert list(found) == list(SCORES)
     assert {name: d.threshold for name, d in found.items()} == {
         "sink": 0.3,
@@ -546,7 +546,8 @@ def test_every_score_has_a_definition_with_the_threshold_in_use() -> None:
 
 def test_labels_are_all_scores_but_those_that_cannot_be_one() -> None:
     assert set(SCORES) - set(LABELS) == {"distance", "coreference"}
-    assert label([head_with(first_token=result(0.4))], thresholds={"first_token": 0.3}) == (("first_token",),)
+    first_token = head_with(first_token=result(0.4))
+    assert label([first_token], thresholds_of(thresholds={"first_token": 0.3})) == (("first_token",),)
 
 
 def test_broad_needs_its_threshold_and_no_excess() -> None:
@@ -579,8 +580,8 @@ def test_a_label_that_noise_may_turn_is_borderline(one: ScoreResult, near: bool)
 def test_borderline_follows_the_thresholds_and_labels_asked_for() -> None:
     head = head_with(sink=result(0.5), broad=result(0.6 - NOISE / 2, excess=-0.4))
     assert borderline([head]) == (("sink",),)
-    assert borderline([head], thresholds={"broad": 0.6}) == (("sink", "broad"),)
-    assert borderline([head], thresholds={"broad": 0.6}, labels=["broad"]) == (("broad",),)
+    assert borderline([head], thresholds_of(thresholds={"broad": 0.6})) == (("sink", "broad"),)
+    assert borderline([head], thresholds_of(thresholds={"broad": 0.6}, labels=["broad"])) == (("broad",),)
 
 
 # --- several texts ------------------------------------------------------------------------------------------
@@ -602,10 +603,10 @@ def test_pooling_is_the_mean_over_the_texts_whose_status_is_ok() -> None:
     assert head.texts_agreeing["induction"] == 1
     assert head.texts_agreeing["sink"] == 0
     assert label([head]) == ((),)  # 0.5 is not above 0.5
-    assert label([head], thresholds={"induction": 0.4}) == (("induction",),)
-    assert pool(texts, thresholds={"induction": 0.2}, labels=["induction"])[0].texts_agreeing == {
-        "induction": 2
-    }
+    assert label([head], thresholds_of(thresholds={"induction": 0.4})) == (("induction",),)
+    assert pool(texts, thresholds_of(thresholds={"induction": 0.2}, labels=["induction"]))[
+        0
+    ].texts_agreeing == {"induction": 2}
 
 
 def test_pooling_agrees_with_numpy_and_scipy() -> None:
@@ -782,7 +783,9 @@ def test_similarity_to_a_pattern_by_hand() -> None:
     assert custom.score == pytest.approx(2 / 3, abs=1e-15)
     assert custom.baseline == pytest.approx((1 / 2 + 2 / 3 + 1 / 5) / 3, abs=1e-15)
     assert custom.rows == 3
-    assert mae_similarity(custom, pattern) == pytest.approx(1 - (1 + 0.5 + 1.5 + 1 + 1.0) / 15, abs=1e-15)
+    assert mae_similarities([custom], pattern)[0] == pytest.approx(
+        1 - (1 + 0.5 + 1.5 + 1 + 1.0) / 15, abs=1e-15
+    )
 
 
 @settings(deadline=None)
@@ -794,17 +797,17 @@ def test_similarity_to_a_pattern_is_the_mean_error_of_the_cells_of_the_past(toke
     for custom, weights in zip(score_pattern(maps, pattern.tolist()), maps.numpy(), strict=True):
         if custom.status == "not_applicable":
             assert not pattern[cells].any()
-            assert mae_similarity(custom, pattern.tolist()) is None
+            assert mae_similarities([custom], pattern.tolist()) == (None,)
         else:
             expected = 1 - np.abs(weights - pattern)[cells].mean()
-            assert mae_similarity(custom, pattern.tolist()) == pytest.approx(expected, abs=1e-12)
+            assert mae_similarities([custom], pattern.tolist())[0] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_map_that_is_its_pattern_is_entirely_similar() -> None:
     maps = one_hot([0, 0, 1, 3, 2, 5, 5])
     pattern = maps.long().tolist()
     (custom,) = score_pattern(maps.unsqueeze(0), pattern)
-    assert (custom.score, custom.argmax_rate, mae_similarity(custom, pattern)) == (1.0, 1.0, 1.0)
+    assert (custom.score, custom.argmax_rate, *mae_similarities([custom], pattern)) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -837,7 +840,9 @@ def test_fault_2_a_pure_sink_is_below_the_baseline_of_a_previous_token_head_and_
     assert found.score == pytest.approx(1 / 10)  # row 1 alone: there the first token is the previous one
     assert found.excess is not None
     assert found.excess < 0
-    assert label([head], thresholds={"previous_token": 0.05}, labels=["previous_token"]) == ((),)
+    assert label([head], thresholds_of(thresholds={"previous_token": 0.05}, labels=["previous_token"])) == (
+        (),
+    )
     assert label([head]) == (("sink",),)
 
 
@@ -863,10 +868,10 @@ def test_fault_5_several_texts_keep_the_heads_and_options_of_one() -> None:
         scorer = HeadScorer(facts(tokens), {2: [1, 4]})
         scorer.add(2, [1, 4], range(tokens), torch.stack([pure_sink(tokens), one_hot(range(tokens))]))
         texts.append(scorer.finish())
-    options = {"thresholds": {"first_token": 0.3}, "labels": ["first_token", "current_token"]}
-    pooled = pool(texts, **options)  # type: ignore[arg-type]
+    limits = thresholds_of(thresholds={"first_token": 0.3}, labels=["first_token", "current_token"])
+    pooled = pool(texts, limits)
     assert [(head.layer, head.head) for head in pooled] == [(2, 1), (2, 4)]
-    assert label(pooled, **options) == (("first_token",), ("current_token",))  # type: ignore[arg-type]
+    assert label(pooled, limits) == (("first_token",), ("current_token",))
     assert [head.texts_agreeing for head in pooled] == [
         {"first_token": 3, "current_token": 0},
         {"first_token": 0, "current_token": 3},
@@ -935,3 +940,43 @@ def test_the_strongest_heads_come_first_equals_in_order_and_only_where_the_statu
     assert [one.layer for one in strongest(results, "induction", count=2)] == [2, 4]
     with pytest.raises(KeyError):
         strongest(results, "sink")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_no_number_is_refused(value: float) -> None:
+    weights = random_maps(3, 7)
+    weights[1, 5, 2] = value
+    scorer = HeadScorer(facts(7), {4: [0, 1, 2]})
+    with pytest.raises(ShapeError, match="finite"):
+        scorer.add(4, [0, 1, 2], range(7), weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_costs_no_more_than_its_own_rounding(dtype: torch.dtype) -> None:
+    rounded = random_maps(2, 131).to(dtype)
+    results = []
+    for weights in (rounded, rounded.double()):
+        scorer = HeadScorer(facts(131), {0: [0, 1]})
+        scorer.add(0, [0, 1], range(131), weights)
+        results.append(scorer.finish())
+    for half, double in zip(*results, strict=True):
+        for name, score in half.scores.items():
+            if score.score is not None:
+                assert score.score == pytest.approx(double.scores[name].score, rel=1e-5, abs=1e-6), name
+
+
+def test_ids_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(ShapeError, match="whole numbers"):
+        text_facts([1.5, 2.5])  # type: ignore[list-item]
+
+
+def test_the_similarity_to_another_pattern_than_the_scored_one_is_refused() -> None:
+    pattern = [[1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+    scorer = HeadScorer(facts(4), {0: [0]}, rules={"custom": pattern_rule(pattern)})
+    scorer.add(0, [0], range(4), uniform(4).unsqueeze(0))
+    custom = scorer.finish()[0].scores["custom"]
+    for same in (pattern, np.array(pattern, np.uint8), torch.tensor(pattern, dtype=torch.uint8)):
+        # Rows 1; 1/2, 1/2; 1/3 x 3; 1/4 x 4: off by 0, 1, 4/3 and 3/2 of 10 entries
+        assert mae_similarities([custom], same)[0] == pytest.approx(1 - (1 + 4 / 3 + 3 / 2) / 10, abs=1e-12)
+    with pytest.raises(ShapeError, match="rows of a result"):
+        mae_similarities([custom], [[1]])
