@@ -42,7 +42,7 @@ def _tokenize(session: Session, one: Input, parse_special: bool) -> TokenizedTex
             return InvalidRequestError.at(pointer, "empty_text", "The text is empty or only whitespace.")
     limit = session.max_tokens_per_text
     if one.token_ids is not None and len(one.token_ids) > limit:
-        return _too_long(one.pointer, len(one.token_ids), limit)
+        return too_long(one.pointer, len(one.token_ids), limit)
     try:
         text = session.tokenize(one, parse_special=parse_special)
     except OutOfRangeError as error:
@@ -55,11 +55,12 @@ def _tokenize(session: Session, one: Input, parse_special: bool) -> TokenizedTex
         pointer = one.pointer
         if text.second_token is not None and len(text) - text.second_token > text.second_token:
             pointer = "/text_pair"  # the longer of the two
-        return _too_long(pointer, len(text), limit, whole=text.whole)
+        return too_long(pointer, len(text), limit, whole=text.whole)
     return text
 
 
-def _too_long(pointer: str, tokens: int, limit: int, *, whole: bool = True) -> InvalidRequestError:
+def too_long(pointer: str, tokens: int, limit: int, *, whole: bool = True) -> InvalidRequestError:
+    """That a text has more tokens than the limit; not `whole`: at least so many."""
     detail = f"The text has {'' if whole else 'at least '}{tokens} tokens; at most {limit} are read."
     return InvalidRequestError.at(pointer, "text_too_long", detail, limit=limit, actual=tokens)
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from attention_core import coreference
-from attention_core.coreference import CoreferenceError, HeadAnswer, Question, Reading, ask, notes
+from attention_core.coreference import CoreferenceError, HeadAnswer, Note, Question, Reading, ask, notes
 from attention_core.spans import Span, SpanError, resolve_span
+from attention_core.substitution import Substitution, choose, substitute
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
-from service.jobs.common import all_or_raise, check_elements, sentence, skipped, tokenize
+from service.jobs.common import all_or_raise, check_elements, sentence, skipped, tokenize, too_long
 from service.schemas.attention import Input
 from service.schemas.common import SpanRequest
 from service.schemas.coreference import CoreferenceRequest, Item, Pairs, ScoringRequest
@@ -18,19 +19,26 @@ from service.texts import TokenizedText
 
 ARTICLE_HEADS = [(5, 5)]  # the pronoun head of the article; a number of the 24 x 14 models only
 ARTICLE_SHAPE = (24, 14)
+NOT_OF_ATTENTION = (
+    "single_candidate",
+    "too_few_items",
+    "one_sided_gold",
+)  # notes that hold whatever the method
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An item that can be scored."""
+    """An item that can be scored, and where it stands in the body."""
 
+    pointer: str
     text: TokenizedText
     question: Question
 
 
 def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
     """The chosen heads' attention from each item's pronoun to its candidates; only the pronoun's rows are read."""
-    heads = {} if request.method == "substitution" else choose_pairs(_pairs(request, session), session)
+    substituting = request.method == "substitution"
+    heads = {} if substituting else choose_pairs(_pairs(request, session), session)
     chosen = sum(map(len, heads.values()))
     check_elements(
         chosen * sum(len(item.candidates) for _, item in request.inputs),
@@ -42,20 +50,29 @@ def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
     if request.on_error == "fail":
         all_or_raise(found)
     asked = [one for one in found if isinstance(one, Asked)]
+    if substituting:
+        results = [_expected(*pair) for pair in zip(asked, substituted(session, asked), strict=True)]
+    else:
+        results = [_attended(*pair) for pair in zip(asked, _attention(session, asked, heads), strict=True)]
+    left = iter(results)
+    return {
+        "model": session.model.provenance,
+        "results": [skipped(one) if isinstance(one, InvalidRequestError) else next(left) for one in found],
+    }
+
+
+def _attention(
+    session: Session, asked: Sequence[Asked], heads: Mapping[int, Sequence[int]]
+) -> list[list[HeadAnswer]]:
+    """The answers of every head, by item."""
     answers: list[list[HeadAnswer]] = [[] for _ in asked]
 
     def add(_: int, item: int, of_layer: Sequence[HeadAnswer]) -> None:
         answers[item] += of_layer
 
-    if heads:
+    if asked:
         read(session, asked, heads, add)
-    results = iter(zip(asked, answers, strict=True))
-    return {
-        "model": session.model.provenance,
-        "results": [
-            skipped(one) if isinstance(one, InvalidRequestError) else _result(*next(results)) for one in found
-        ],
-    }
+    return answers
 
 
 def prepare(
@@ -87,6 +104,46 @@ def read(
     coreference.attend(
         session.read, texts, heads, lambda text, place, answers: consume(text, of_text[text][place], answers)
     )
+
+
+def substituted(session: Session, asked: Sequence[Asked]) -> list[Substitution]:
+    """What the model expects in each pronoun's place: every candidate of every item is tried in one call.
+
+    Raises `incompatible_options` where the weights hold no output matrix, `text_too_long` for a text that a candidate
+    makes too long.
+    """
+    if session.model.output_matrix is None:
+        raise InvalidRequestError.at("/method", "incompatible_options", "The weights hold no output matrix.")
+    sequences, firsts = [], []
+    for one in asked:
+        pronoun = one.question.pronoun
+        for candidate in one.question.candidates:
+            written = substitute(one.text.text, pronoun.start, pronoun.end, candidate.text)
+            if not written.after:
+                continue
+            before, after = (
+                session.tokenize(Input(f"{one.pointer}/text", part), parse_special=False).ids
+                for part in (written.before, written.after)
+            )
+            if len(before) + len(after) > session.max_tokens_per_text:
+                raise too_long(f"{one.pointer}/text", len(before) + len(after), session.max_tokens_per_text)
+            sequences.append([*before, *after])
+            firsts.append(len(before))
+    total, limit = sum(map(len, sequences)), session.limits.max_tokens_per_request
+    if total > limit:
+        detail = f"With a candidate in each pronoun's place the texts have {total} tokens; a request holds {limit}."
+        raise InvalidRequestError.at(asked[0].pointer, "text_too_long", detail, limit=limit, actual=total)
+    scores = iter(session.continuations(sequences, firsts) if sequences else [])
+    return [
+        choose(
+            [
+                next(scores) if one.text.text[one.question.pronoun.end :] else None
+                for _ in one.question.candidates
+            ],
+            gold=one.question.gold,
+        )
+        for one in asked
+    ]
 
 
 def choose_pairs(pairs: Pairs, session: Session) -> dict[int, list[int]]:
@@ -129,7 +186,9 @@ def _asked(
             _resolve(f"{pointer}/candidates/{index}", candidate, text)
             for index, candidate in enumerate(item.candidates)
         ]
-        return Asked(text, ask(item.text, text.tokens, pronoun, candidates, gold=item.gold, reading=reading))
+        return Asked(
+            pointer, text, ask(item.text, text.tokens, pronoun, candidates, gold=item.gold, reading=reading)
+        )
     except CoreferenceError as error:
         place = "/gold" if error.code == "gold_out_of_range" else "/candidates"
         if error.index is not None:
@@ -153,17 +212,31 @@ def _resolve(pointer: str, span: SpanRequest, text: TokenizedText) -> Span:
         raise InvalidRequestError.at(pointer, error.code, sentence(error)) from None
 
 
-def _result(asked: Asked, answers: list[HeadAnswer]) -> dict[str, object]:
-    question = asked.question
+def _attended(asked: Asked, answers: list[HeadAnswer]) -> dict[str, object]:
     heads = [asdict(answer) for answer in answers]
-    if question.gold is None:
+    if asked.question.gold is None:
         for head in heads:
             del head["correct"]
+    return _result(asked, notes(asked.question, answers), heads)
+
+
+def _expected(asked: Asked, substitution: Substitution) -> dict[str, object]:
+    described = asdict(substitution)
+    if asked.question.gold is None:
+        del described["correct"]
+    said = [note for note in asked.question.notes if note.code in NOT_OF_ATTENTION]
+    if described.pop("no_continuation"):
+        said.append(Note("no_continuation", "nothing follows the pronoun, so there is nothing to expect"))
+    return _result(asked, said, []) | {"substitution": described}
+
+
+def _result(asked: Asked, said: Sequence[Note], heads: Sequence[object]) -> dict[str, object]:
+    question = asked.question
     return {
         "tokens": [asdict(token) for token in asked.text.tokens],
         "pronoun": asdict(question.pronoun),
         "candidates": [asdict(candidate) for candidate in question.candidates],
         "heads": heads,
         "baselines": asdict(question.baselines),
-        "warnings": [asdict(note) for note in notes(question, answers)],
+        "warnings": [asdict(note) for note in said],
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from service.engine import Session
 from service.errors import MAX_ERRORS, InvalidRequestError
 from service.formats import json
 from service.jobs.common import all_or_raise, sentence
-from service.jobs.coreference import Asked, choose_pairs, prepare, read
+from service.jobs.coreference import NOT_OF_ATTENTION, Asked, choose_pairs, prepare, read, substituted
 from service.schemas.coreference import EvaluateRequest, LinesRequest, UnreadLine
 
 log = logging.getLogger(__name__)
@@ -49,21 +50,62 @@ def judge(request: EvaluateRequest, session: Session) -> dict[str, object]:
         for sent, one in zip(request.items, found, strict=True)
         if isinstance(one, Asked)
     ]
+    if request.method == "substitution":
+        return _judge_substitution(request, session, asked, found, items)
     predictions = _predictions(session, asked, chosen, heads)
     result = _evaluate(request, items, heads, predictions)
+    return _answer(request, session, found, result) | {
+        "heads": [_without_empty_sides(asdict(one)) for one in result.heads[: request.top]],
+        "best": None if result.best is None else _without_empty_sides(asdict(result.best)),
+        "chance_of_best": None if result.chance_of_best is None else asdict(result.chance_of_best),
+        "grid": _grid(result),
+    }
+
+
+def _judge_substitution(
+    request: EvaluateRequest,
+    session: Session,
+    asked: Sequence[Asked],
+    found: Sequence[Asked | InvalidRequestError],
+    items: Sequence[Item],
+) -> dict[str, object]:
+    """How often the model's expectation is right. What bounds or explains a head's row says nothing of it."""
+    predictions = np.full((len(asked), 1), NO_CHOICE)
+    for run in _runs(asked):
+        for place, answer in zip(run, substituted(session, [asked[place] for place in run]), strict=True):
+            if answer.predicted is not None:
+                predictions[place, 0] = answer.predicted
+    result = _evaluate(request, items, [(0, 0)], predictions)
+    result = replace(
+        result,
+        parts={name: replace(part, ceiling=None) for name, part in result.parts.items()},
+        warnings=tuple(note for note in result.warnings if note.code in NOT_OF_ATTENTION),
+    )
+    judged = _without_empty_sides(asdict(result.heads[0]))
+    return _answer(request, session, found, result) | {
+        "heads": [],
+        "best": None,
+        "chance_of_best": None,
+        "substitution": {name: value for name, value in judged.items() if name not in ("layer", "head")},
+    }
+
+
+def _answer(
+    request: EvaluateRequest,
+    session: Session,
+    found: Sequence[Asked | InvalidRequestError],
+    result: Evaluation,
+) -> dict[str, object]:
+    """What an answer holds whatever the method."""
     parts = {name: asdict(part) for name, part in result.parts.items()}
     return {
         "model": session.model.provenance,
         "n": len(found) + len(_unread(request)),
         "scored": result.scored,
-        "skipped": list(_skipped(request, found)),
+        "skipped": sorted(_skipped(request, found), key=lambda one: one.get("line", 0)),
         "baselines": parts["all"],
         "ceiling": result.parts["all"].ceiling,
         "parts": parts,
-        "heads": [_without_empty_sides(asdict(one)) for one in result.heads[: request.top]],
-        "best": None if result.best is None else _without_empty_sides(asdict(result.best)),
-        "chance_of_best": None if result.chance_of_best is None else asdict(result.chance_of_best),
-        "grid": _grid(result),
         "warnings": [asdict(note) for note in result.warnings],
         "request": _options(request),
     }
@@ -130,11 +172,11 @@ def _unread(request: EvaluateRequest) -> list[UnreadLine]:
 
 def _skipped(
     request: EvaluateRequest, found: Sequence[Asked | InvalidRequestError]
-) -> Iterator[dict[str, object]]:
+) -> Iterator[dict[str, Any]]:
     """Lines that could not be read, items that cannot be scored, and those with nothing to choose between."""
     yield from (line.model_dump(exclude_none=True) for line in _unread(request))
     for place, (sent, one) in enumerate(zip(request.items, found, strict=True)):
-        where: dict[str, object] = {"pointer": f"/items/{place}"}
+        where: dict[str, Any] = {"pointer": f"/items/{place}"}
         if isinstance(request, LinesRequest):
             where = {"line": request.lines[place]}
         if sent.id is not None:

@@ -61,7 +61,7 @@ def score_coreference() -> Response:
 @bp.get("/v1/coreference")
 @ATTENDS.describe_get()
 def get_coreference() -> Response:
-    """`?text=…&pronoun=it&candidates=cat,mat`: spans by their text or as `start..end`, heads as `L5H5,L8H7` or `all`."""
+    """`?text=…&pronoun=it&candidates=cat,mat`: spans as text or `start..end`, heads as `L5H5,L8H7` or `all`."""
     return ATTENDS.get()
 
 

@@ -80,7 +80,7 @@ class ScoringRequest(AsksAboutTexts):
                 raise PydanticCustomError(
                     "incompatible_options",
                     "The method substitution reads no attention, so {name} means nothing",
-                    {"name": given[0]},
+                    {"name": given[0], "field": given[0]},
                 )
         return self
 
@@ -358,6 +358,8 @@ class Judged(Answer):
     all: Accuracy
     gold_first: Accuracy = Field(description="Where the right candidate is the first in the text.")
     gold_not_first: Accuracy
+    dev: Accuracy | None = Field(None, description="With a split.")
+    test: Accuracy | None = None
     balanced: float | None = Field(
         description="Mean of the two: a head that always picks the first has 0.5, however often that is right."
     )
@@ -365,12 +367,10 @@ class Judged(Answer):
 
 
 class JudgedHead(Judged):
-    """One head; `dev` and `test` where there is a split."""
+    """One head."""
 
     layer: int
     head: int
-    dev: Accuracy | None = None
-    test: Accuracy | None = None
 
 
 class BestHead(Answer):

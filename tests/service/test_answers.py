@@ -387,7 +387,7 @@ def test_a_candidate_after_the_pronoun_is_not_visible_and_never_wins(client: Fla
         ({"heads": None}, "/heads", "missing_field"),
         ({"heads": [[0, 0], [3, 0]]}, "/heads/1/0", "layer_out_of_range"),
         ({"heads": [[0, 10]]}, "/heads/0/1", "head_out_of_range"),
-        ({"aggregate": "mean"}, "/aggregate", "unknown_field"),
+        ({"reduce": "mean"}, "/reduce", "unknown_field"),
     ],
 )
 @pytest.mark.parametrize("as_item", [False, True])

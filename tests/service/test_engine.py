@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from service.engine import Engine
+from service.engine import Deadline, Engine
 from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
 from service.settings import Settings
@@ -46,7 +46,7 @@ def ready(engine: Engine) -> Engine:
 def run(
     engine: Engine, call: Callable[[Callable[[int], None]], None], seconds: float = 10
 ) -> tuple[float, float]:
-    return engine.run(call, time.monotonic() + seconds)
+    return engine.run(call, Deadline.after(seconds))
 
 
 def test_the_model_is_loaded_and_run_in_one_and_the_same_thread(start: Start) -> None:
