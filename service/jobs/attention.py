@@ -11,7 +11,6 @@ import torch
 
 from attention_core.capture import Rows
 from attention_core.maps import Aggregation, Largest, drop_first_token, largest, merge_words
-from attention_core.spans import SpanError, resolve_span
 from service.engine import Session
 from service.errors import InvalidRequestError
 from service.jobs.common import (
@@ -19,7 +18,7 @@ from service.jobs.common import (
     check_elements,
     choose,
     describe,
-    sentence,
+    resolve,
     skipped,
     tokenize,
 )
@@ -94,18 +93,10 @@ def _rows(request: AttentionRequest, text: TokenizedText, place: int) -> list[in
     if text.text_pair is not None or not text.has_offsets:
         detail = "A span needs a single text with offsets; give row indices."
         return InvalidRequestError.at("/queries", "incompatible_options", detail)
-    span = request.queries
     try:
-        found = resolve_span(
-            text.text,
-            text.tokens,
-            start=span.start,
-            end=span.end,
-            span_text=span.text,
-            occurrence=span.occurrence,
-        )
-    except SpanError as error:
-        return InvalidRequestError.at("/queries", error.code, of + sentence(error))
+        found = resolve("/queries", request.queries, text, of=of)
+    except InvalidRequestError as error:
+        return error
     if request.unit == "token":
         return list(found.token_indices)
     return sorted({text.tokens[index].word for index in found.token_indices})

@@ -7,9 +7,11 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from attention_core.errors import OutOfRangeError
+from attention_core.spans import Span, SpanError, resolve_span
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError, TooLargeError
 from service.schemas.attention import Input
+from service.schemas.common import SpanRequest
 from service.texts import ChatTemplateError, TokenizedText
 
 
@@ -63,6 +65,21 @@ def too_long(pointer: str, tokens: int, limit: int, *, whole: bool = True) -> In
     """That a text has more tokens than the limit; not `whole`: at least so many."""
     detail = f"The text has {'' if whole else 'at least '}{tokens} tokens; at most {limit} are read."
     return InvalidRequestError.at(pointer, "text_too_long", detail, limit=limit, actual=tokens)
+
+
+def resolve(pointer: str, span: SpanRequest, text: TokenizedText, *, of: str = "") -> Span:
+    """The span of a text, with its tokens. Raises InvalidRequestError at `pointer`; `of` begins its sentence."""
+    try:
+        return resolve_span(
+            text.text,
+            text.tokens,
+            start=span.start,
+            end=span.end,
+            span_text=span.text,
+            occurrence=span.occurrence,
+        )
+    except SpanError as error:
+        raise InvalidRequestError.at(pointer, error.code, of + sentence(error)) from None
 
 
 def sentence(error: Exception) -> str:

@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 
 from attention_core import coreference
 from attention_core.coreference import CoreferenceError, HeadAnswer, Note, Question, Reading, ask, notes
-from attention_core.spans import Span, SpanError, resolve_span
 from attention_core.substitution import Substitution, choose, substitute
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
-from service.jobs.common import all_or_raise, check_elements, sentence, skipped, tokenize, too_long
+from service.jobs.common import all_or_raise, check_elements, resolve, sentence, skipped, tokenize, too_long
 from service.schemas.attention import Input
-from service.schemas.common import SpanRequest
 from service.schemas.coreference import CoreferenceRequest, Item, Pairs, ScoringRequest
 from service.texts import TokenizedText
 
@@ -181,9 +179,9 @@ def _asked(
     if isinstance(text, InvalidRequestError):
         return text
     try:
-        pronoun = _resolve(f"{pointer}/pronoun", item.pronoun, text)
+        pronoun = resolve(f"{pointer}/pronoun", item.pronoun, text)
         candidates = [
-            _resolve(f"{pointer}/candidates/{index}", candidate, text)
+            resolve(f"{pointer}/candidates/{index}", candidate, text)
             for index, candidate in enumerate(item.candidates)
         ]
         return Asked(
@@ -196,20 +194,6 @@ def _asked(
         return InvalidRequestError.at(f"{pointer}{place}", error.code, sentence(error))
     except InvalidRequestError as error:
         return error
-
-
-def _resolve(pointer: str, span: SpanRequest, text: TokenizedText) -> Span:
-    try:
-        return resolve_span(
-            text.text,
-            text.tokens,
-            start=span.start,
-            end=span.end,
-            span_text=span.text,
-            occurrence=span.occurrence,
-        )
-    except SpanError as error:
-        raise InvalidRequestError.at(pointer, error.code, sentence(error)) from None
 
 
 def _attended(asked: Asked, answers: list[HeadAnswer]) -> dict[str, object]:

@@ -14,7 +14,9 @@ from service.schemas.attention import AttentionAnswer, AttentionRequest, Tokeniz
 bp = Blueprint("attention", __name__)
 
 MAPS = Question(
+    name="attention_maps",
     summary="Where does every head look?",
+    description="Attention maps, in the format that the path's ending or `format` names, or else `Accept` prefers.",
     tag="attention",
     request=AttentionRequest,
     answer=AttentionAnswer,
@@ -38,25 +40,7 @@ MAPS = Question(
 )
 
 
-@bp.post("/v1/attention")
-@MAPS.describe_post()
-def attention_maps() -> Response:
-    """Attention maps in the format that `?format=` names or `Accept` prefers."""
-    return MAPS.post()
-
-
-@bp.get("/v1/attention")
-@MAPS.describe_get()
-def get_attention_maps() -> Response:
-    """Attention maps for what can send no body: an `<img>`, an iframe, a spreadsheet."""
-    return MAPS.get()
-
-
-@bp.get("/v1/attention.<name>")
-@MAPS.describe_ending()
-def get_attention_maps_as(name: str) -> Response:
-    """`/v1/attention.svg?text=…&layer=5&head=5`, and so on for each format."""
-    return MAPS.get(name)
+MAPS.register(bp, "/v1/attention")
 
 
 @bp.post("/v1/tokenize")

@@ -29,7 +29,10 @@ SCORING: dict[str, Kind] = {
 }
 
 ATTENDS = Question(
+    name="coreference",
     summary="Which noun does the pronoun attend to?",
+    description="Attention from a pronoun to its candidates, or with `method: substitution` what the model expects in "
+    "the pronoun's place. In a URL spans stand as text or `start..end`, heads as `L5H5,L8H7` or `all`.",
     tag="coreference",
     request=CoreferenceRequest,
     answer=CoreferenceAnswer,
@@ -39,7 +42,9 @@ ATTENDS = Question(
     parameters=formats.PARAMETERS,
 )
 EVALUATION = Question(
+    name="evaluate_coreference",
     summary="How often is a head right?",
+    description="Accuracy of many heads on many items.",
     tag="coreference",
     request=EvaluateRequest,
     answer=EvaluateAnswer,
@@ -51,25 +56,7 @@ EVALUATION = Question(
 )
 
 
-@bp.post("/v1/coreference")
-@ATTENDS.describe_post()
-def score_coreference() -> Response:
-    """Attention from a pronoun to its candidates, or with `method: substitution` what the model expects there."""
-    return ATTENDS.post()
-
-
-@bp.get("/v1/coreference")
-@ATTENDS.describe_get()
-def get_coreference() -> Response:
-    """`?text=…&pronoun=it&candidates=cat,mat`: spans as text or `start..end`, heads as `L5H5,L8H7` or `all`."""
-    return ATTENDS.get()
-
-
-@bp.get("/v1/coreference.<name>")
-@ATTENDS.describe_ending()
-def get_coreference_as(name: str) -> Response:
-    """`/v1/coreference.csv?text=…&pronoun=it&candidates=cat,mat`, and so on for each format."""
-    return ATTENDS.get(name)
+ATTENDS.register(bp, "/v1/coreference")
 
 
 @bp.post("/v1/coreference/evaluate")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+from flask import Blueprint
 
 from service.formats.heads import FORMATS, PARAMETERS
 from service.jobs import heads
@@ -12,7 +12,9 @@ from service.schemas.heads import HeadsAnswer, HeadsRequest
 bp = Blueprint("heads", __name__)
 
 KINDS = Question(
+    name="head_kinds",
     summary="What kind of head is each?",
+    description="Scores and labels, in the format that the path's ending or `format` names, or else `Accept` prefers.",
     tag="heads",
     request=HeadsRequest,
     answer=HeadsAnswer,
@@ -33,22 +35,4 @@ KINDS = Question(
 )
 
 
-@bp.post("/v1/heads")
-@KINDS.describe_post()
-def classify_heads() -> Response:
-    """Head scores and labels, in the format that `?format=` names or `Accept` prefers."""
-    return KINDS.post()
-
-
-@bp.get("/v1/heads")
-@KINDS.describe_get()
-def get_heads() -> Response:
-    """Head scores and labels for what can send no body."""
-    return KINDS.get()
-
-
-@bp.get("/v1/heads.<name>")
-@KINDS.describe_ending()
-def get_heads_as(name: str) -> Response:
-    """`/v1/heads.svg?text=…&color=sink`, and so on for each format."""
-    return KINDS.get(name)
+KINDS.register(bp, "/v1/heads")

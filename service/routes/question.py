@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from flask import Response, request
+from flask import Blueprint, Response, request
 from pydantic import BaseModel
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.exceptions import NotFound
@@ -42,10 +42,12 @@ REQUIRED = ("text", "pronoun", "candidates")
 class Question(Generic[R]):
     """A question, its answer's formats, and what of it a URL can say (`query`: one text, names and numbers).
 
-    `post`, `get` and `get_as` describe and answer the three routes; each takes a view only for its name and docstring.
+    `register` gives it its routes. `name` is the POST's in the contract; `summary` and `description` say what it asks.
     """
 
+    name: str
     summary: str
+    description: str
     tag: str
     request: type[R]
     answer: type[BaseModel]
@@ -54,6 +56,29 @@ class Question(Generic[R]):
     query: Mapping[str, Kind]
     parameters: Sequence[Parameter]
     also: Sequence[str] = ()  # other media types than JSON that a POST may have
+
+    def register(self, blueprint: Blueprint, path: str) -> None:
+        """The three routes: POST; GET; and GET with a format's name as the path's ending."""
+        self._add(blueprint, path, "post", self.name, self.describe_post(), self.post)
+        one_text = describes(
+            f"{self.summary} (one text, in the URL)",
+            tag=self.tag,
+            answer=self.answer,
+            problems=(*ASKING, *URL, NotAcceptableError),
+            formats=self.formats,
+            parameters=(*self._asked, *self._written),
+        )
+        self._add(blueprint, path, "get", f"get_{self.name}", one_text, self.get)
+        ending = {"name": "name", "in": "path", "required": True, "schema": {"enum": self._names}}
+        as_ending = describes(
+            "The same, the format as the ending of the path",
+            tag=self.tag,
+            answer=self.answer,
+            problems=(*ASKING, *URL, NotFound),
+            formats=self.formats,
+            parameters=(ending, *self._asked, *self._written),
+        )
+        self._add(blueprint, f"{path}.<name>", "get", f"get_{self.name}_as", as_ending, self.get)
 
     def describe_post(self, *, lines: type[BaseModel] | None = None) -> Callable[[View], View]:
         """The contract of the POST; `lines` is what a line holds, where it takes JSON Lines with the query beside."""
@@ -68,28 +93,20 @@ class Question(Generic[R]):
             parameters=[*(self._asked if lines else ()), *self._written],
         )
 
-    def describe_get(self) -> Callable[[View], View]:
-        """The contract of the GET."""
-        return describes(
-            f"{self.summary} (one text, in the URL)",
-            tag=self.tag,
-            answer=self.answer,
-            problems=(*ASKING, *URL, NotAcceptableError),
-            formats=self.formats,
-            parameters=(*self._asked, *self._written),
-        )
+    def _add(
+        self,
+        blueprint: Blueprint,
+        path: str,
+        method: str,
+        name: str,
+        describe: Callable[[Callable[..., Response]], Callable[..., Response]],
+        answer: Callable[..., Response],
+    ) -> None:
+        def view(**parts: str) -> Response:
+            return answer(**parts)
 
-    def describe_ending(self) -> Callable[[View], View]:
-        """The contract of the GET whose path ends in a format's name."""
-        ending = {"name": "name", "in": "path", "required": True, "schema": {"enum": self._names}}
-        return describes(
-            "The same, the format as the ending of the path",
-            tag=self.tag,
-            answer=self.answer,
-            problems=(*ASKING, *URL, NotFound),
-            formats=self.formats,
-            parameters=(ending, *self._asked, *self._written),
-        )
+        view.__name__, view.__doc__ = name, self.description
+        blueprint.add_url_rule(path, view_func=describe(view), methods=[method.upper()])
 
     def post(self, read: Callable[[], R] | None = None) -> Response:
         """The answer in the format that `?format=` names or `Accept` prefers.

@@ -76,7 +76,9 @@ def test_every_request_has_an_example_and_every_example_is_valid_and_answered(
         assert examples, path
         for example in examples:
             validator(spec, schema).validate(example)
-            if path == "/v1/coreference" and "method" not in example:  # the default head is that of a 24 x 14 model; this one is tiny
+            if (
+                path == "/v1/coreference" and "method" not in example
+            ):  # the default head is that of a 24 x 14 model; this one is tiny
                 example = {**example, "heads": [[0, 0]]}
             if path == "/v1/heads" or "layers" in example:
                 example = {**example, "layers": [0], "heads": [0]}

@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import json
-from dataclasses import replace
+import math
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from PIL import Image
 
 from attention_core.heads import LABELS, SCORES
 from service.jobs import heads
-from service.routes import heads as routes
 from service.schemas.heads import HeadsAnswer
 from tests.conftest import MakeApp
 from tests.service.test_answers import post
@@ -242,13 +241,15 @@ def test_a_get_has_an_etag_and_is_answered_304_without_the_model(make_app: MakeA
 def test_a_number_that_is_not_finite_is_never_written(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def broken(*arguments: Any, **options: Any) -> dict[str, object]:
-        answer = heads.classify(*arguments, **options)
-        answer["heads"][3]["scores"]["sink"]["score"] = float("nan")  # type: ignore[index]
-        return answer
+    described = heads._head
+
+    def broken(*arguments: Any) -> dict[str, object]:
+        head = described(*arguments)
+        head["scores"]["sink"]["score"] = math.nan  # type: ignore[index]
+        return head
 
     client = make_app().test_client()
-    monkeypatch.setattr(routes, "KINDS", replace(routes.KINDS, job=broken))
+    monkeypatch.setattr(heads, "_head", broken)
     problem(client.post("/v1/heads", query_string={"format": name}, json={"text": TEXT, "layers": [0]}), 500)
 
 
