@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from attention_core.errors import UnsupportedModelError
 from attention_core.substitution import continuation_log_probabilities
-from service.engine import Engine
+from service.engine import Deadline, Engine
 from service.errors import DeadlineExceededError
 from service.model import LoadedModel, assemble
 from service.settings import Settings
@@ -148,7 +148,7 @@ def test_at_the_deadline_the_run_stops_before_the_next_layer(engine: Engine) -> 
     ]
     try:
         with engine.admit() as session:
-            session.deadline = time.monotonic() + 0.3
+            session.deadline = Deadline.after(0.3)
             with pytest.raises(DeadlineExceededError):
                 session.continuations(SEQUENCES, FIRSTS)
         engine.run(lambda check: None, time.monotonic() + 30)  # waits for the one before
