@@ -257,7 +257,7 @@ def _asked(payload: Mapping[str, Any]) -> str:
     if "text" in request:
         asked = f"“{legible(visible(shorten(request['text'], _LONGEST_TEXT)))}”"
     elif "texts" in request:
-        asked = f"{len(request['texts'])} texts"
+        asked = f"{len(request['texts'])} text{'s' * (len(request['texts']) != 1)}"
     else:
         asked = "a conversation" if "messages" in request else "token ids"
     return asked if probe is None else f"{asked}; repeat probe, seed {probe['seed']}"

@@ -467,8 +467,11 @@ def test_a_name_that_has_no_room_beside_the_title_stands_below() -> None:
 
 @pytest.mark.parametrize("width", [200, 300, 800])
 @pytest.mark.parametrize("color", [name for name in COLORS if name != "custom"])
-def test_no_text_leaves_the_picture(width: int, color: str) -> None:
-    payload = answer(head(0, 0, ["induction"]), head(0, 1), model="models/" + "long-" * 7 + "x" * 60)
+@pytest.mark.parametrize("baseline", [0.004, 1.0])
+def test_no_text_leaves_the_picture(width: int, color: str, baseline: float) -> None:
+    scores = {name: {"score": 0.4, "baseline": baseline} for name in SCORES}
+    model = "models/" + "long-" * 7 + "x" * 60
+    payload = answer(head(0, 0, ["induction"], **scores), head(0, 1), model=model)
     root = svg(payload, width=width, color=color)
     for one in root.iter(f"{SVG}text"):
         left, right = reach_of(one)
