@@ -24,9 +24,7 @@ def generated(readme: str) -> str:
 
 def _scores() -> list[str]:
     def label(rule: ScoreRule) -> str:
-        if rule.threshold is None:
-            return "-"
-        return f"{'≥' if rule.kind == 'entropy' else '>'} {rule.threshold:g}"
+        return "-" if rule.threshold is None else f"{rule.sign} {rule.threshold:g}"
 
     rows = [
         (f"`{name}`", rule.formula, rule.baseline, label(rule), rule.source) for name, rule in SCORES.items()

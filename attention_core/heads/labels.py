@@ -117,7 +117,7 @@ def _labels_where(
 def _carries(name: str, result: ScoreResult, threshold: float, *, shift: float = 0.0) -> bool:
     if result.status != "ok" or result.score is None or result.excess is None:
         return False
-    if SCORES[name].kind == "entropy":
+    if SCORES[name].sign == "≥":
         return result.score + shift >= threshold
     return result.score + shift > threshold and result.excess + shift > 0
 

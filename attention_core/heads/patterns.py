@@ -48,8 +48,7 @@ def mae_similarities(
     |S_i| - m_i is missing on them, as A is within 0..1 and its rows sum to 1. None where a result is not applicable.
 
     Raises ShapeError as `pattern_rule` does, and for a result with another number of rows than the pattern's. Differs
-    from TransformerLens' `error_measure="abs"` in leaving out the future, where every map equals every causal pattern;
-    a long text would make all heads look alike.
+    from TransformerLens' `error_measure="abs"`, which divides the sum by T and so falls below 0 for a head unlike P.
     """
     counts = [sum(map(bool, row[: i + 1])) for i, row in enumerate(_checked(pattern))]  # [row], |S_i|
     tokens, ones, rows = len(counts), sum(counts), sum(map(bool, counts))

@@ -27,7 +27,7 @@ class ScoreRule:
     whole row), or spans (needs to be told where to look, so it is never applicable here). A row is applicable when
     `targets` has something in it; with fewer than `min_rows` such rows the numbers stand but carry no label. No
     `threshold`: no label by default. `near` says that targets are among the keys 0 and i-3..i, so that the others need
-    not be looked at. `formula` and `baseline` are what a reader is shown.
+    not be looked at. `unit` is None for a share, from 0 to 1. `formula` and `baseline` are what a reader is shown.
     """
 
     formula: str
@@ -38,6 +38,12 @@ class ScoreRule:
     min_rows: int = 1
     kind: Kind = "mass"
     near: bool = False
+    unit: str | None = None
+
+    @property
+    def sign(self) -> str:
+        """How a score compares with the threshold of its label: ≥, whatever the excess, or >."""
+        return "≥" if self.kind == "entropy" else ">"
 
 
 def _sink(text: TextFacts, query: Tensor, key: Tensor) -> Tensor:
@@ -174,6 +180,7 @@ SCORES: Mapping[str, ScoreRule] = MappingProxyType(
             source="Vig and Belinkov 2019, attention distance; carries no label",
             targets=_distance,
             kind="distance",
+            unit="tokens",
         ),
         "coreference": ScoreRule(
             formula="sum of A[q,j] over the tokens j of the gold candidate, q the pronoun",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import threading
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -40,6 +42,8 @@ MAX_HEIGHT = 8000
 INK, GREY, FRAME = "#1a1a1a", "#6b6b6b", "#dcdcdc"
 PAD = 8.0
 HEADER = 30.0
+SMALL = 10.0  # the font of all but titles and tokens
+LINE = 14.0  # height of a line of a paragraph
 
 # DejaVu Sans comes with matplotlib; of the others, those that are installed follow it where it has no glyph
 _FALLBACKS = (
@@ -73,7 +77,6 @@ matplotlib.rcParams.update(
     }
 )
 one_at_a_time = threading.Lock()
-_LONGEST = 16  # columns of a label; a CJK character takes two
 
 
 class PictureError(ValueError):
@@ -155,15 +158,31 @@ class Sheet:
 
     def header(self, what: str, axes: str, model: str) -> bool:
         """What is drawn, what its axes are, and the model, where there is room for it: whether there was."""
-        room = self.width - 2 * PAD - text_widths([axes], 10)[0] - 10
-        size = 13 if text_widths([what], 13)[0] <= room else 10
+        axes_width, model_width = text_widths([axes, model], 10)
+        size = 13 if text_widths([what], 13)[0] <= self.width - 2 * PAD - axes_width - 10 else 10
         self.text(PAD, 19, what, size)
         start = PAD + text_widths([what], size)[0] + 10
         self.text(start, 19, axes, 10, color=GREY)
-        fits = text_widths([model], 10)[0] < self.width - start - 110
+        fits = start + axes_width + 10 + model_width <= self.width - PAD
         if fits:
             self.text(self.width - PAD, 19, model, 10, ha="right", color=GREY)
         return fits
+
+    def side_numbers(
+        self, left: float, top: float, rows: Mapping[int, float], columns: Mapping[int, float]
+    ) -> None:
+        """The numbers of rows at `left`, of columns at `top`, each with its middle; as many as fit."""
+        for row, middle in _thinned(rows, 11.0):
+            self.text(left - 5, middle, str(row), SMALL, ha="right", va="center")
+        for column, middle in _thinned(columns, max(text_widths([*map(str, columns)], SMALL)) + 3):
+            self.text(middle, top - 5, str(column), SMALL, ha="center")
+
+    def paragraph(self, label: str, x: float, y: float) -> float:
+        """Grey text below `y`, broken where the line ends; where it ends."""
+        for line in _lines(label, self.width - PAD - x):
+            self.text(x, y + 8, line, SMALL, color=GREY)
+            y += LINE
+        return y
 
     def hint(self, box: Sequence[float], label: str) -> None:
         """What an SVG shows when the pointer rests on (x, y, width, height)."""
@@ -194,6 +213,31 @@ class Sheet:
         return body + hints.encode() + b"\n" + end + rest
 
 
+def outline(x: float, y: float, width: float, height: float) -> list[tuple[float, float]]:
+    """The path around a rectangle."""
+    return [(x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y)]
+
+
+def _thinned(middles: Mapping[int, float], room: float) -> list[tuple[int, float]]:
+    """Every so manieth, so that two have `room` between their middles."""
+    places = [*middles.items()]
+    pitch = (places[-1][1] - places[0][1]) / max(1, len(places) - 1)
+    return places[:: math.ceil(room / pitch)] if pitch else places
+
+
+def _lines(label: str, room: float) -> list[str]:
+    """The text in lines no wider than `room`, broken at a space in their second half, else within the word."""
+    lines = []
+    while label:
+        ends = range(1, len(label) + 1)
+        fit = bisect_right(ends, room, key=lambda end: text_widths([label[:end]], SMALL)[0])
+        space = label.rfind(" ", 0, fit + 1) if fit < len(label) else -1
+        end = space if space > fit / 2 else max(1, fit)
+        lines.append(label[:end])
+        label = label[end:].lstrip(" ")
+    return lines
+
+
 def is_light(rgba: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Whether dark text reads better than white on each of the colours [..., 4]."""
     return np.asarray(rgba[..., :3] @ np.array([0.299, 0.587, 0.114]) > 120)
@@ -218,12 +262,12 @@ def legible(label: str) -> str:
     return "".join(char if ord(char) in glyphs() else code_point(char) for char in label)
 
 
-def shorten(label: str) -> str:
-    """At most 16 columns; a cut is marked with an ellipsis."""
-    if sum(map(_columns, label)) <= _LONGEST:
+def shorten(label: str, longest: int = 16) -> str:
+    """At most so many columns; a cut is marked with an ellipsis. A CJK character takes two."""
+    if sum(map(_columns, label)) <= longest:
         return label
     columns, end = 0, 0
-    while columns + _columns(label[end]) < _LONGEST:
+    while columns + _columns(label[end]) < longest:
         columns, end = columns + _columns(label[end]), end + 1
     return label[:end] + "…"
 

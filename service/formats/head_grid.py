@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,17 +21,31 @@ from service.formats.drawing import (
     INK,
     MAX_HEIGHT,
     PAD,
+    SMALL,
     Kind,
     PictureError,
     Sheet,
     check_options,
     is_light,
+    legible,
     model_name,
     one_at_a_time,
+    outline,
+    shorten,
     text_widths,
 )
+from service.formats.negotiation import DEFAULTS
+from service.formats.views import visible
 
-COLORS = ("label", "entropy", *(name for name in SCORES if name != "coreference"), "custom")
+# Of every number that a cell can be coloured by; None for a share, from 0 to 1
+UNITS: Mapping[str, str | None] = MappingProxyType(
+    {
+        "entropy": "nats",
+        **{name: rule.unit for name, rule in SCORES.items() if rule.kind != "spans"},
+        "custom": None,
+    }
+)
+COLORS = ("label", *UNITS)
 
 # One colour a label in every picture. Any two of them, and the grey of no label, are at least 0.1 apart in OKLab, also
 # as seen with protanopia, deuteranopia or tritanopia (Machado et al. 2009)
@@ -51,25 +64,25 @@ LABEL_COLORS: Mapping[str, str] = MappingProxyType(
         "broad": "#146095",
     }
 )
+OTHER_LABEL = "#808080"  # one that is not in the table
 NO_LABEL = "#eaeaea"
-_UNITS = {"distance": "tokens", "entropy": "nats"}  # the others are shares, from 0 to 1
 _DIAGONALS = {"too_short": "/", "not_applicable": "\\"}
 
 _WIDEST, _HIGHEST = 120.0, 48.0  # of a cell
 _NUMBERED = 1024  # more cells carry no numbers: they take a millisecond each
 _MARKED = 6  # cells smaller than this carry no outline and no dot
-_FONT = 10.0
 _LINE = 18.0  # height of a line of the legend
 _SWATCH = (18.0, 12.0)
+_LONGEST_TEXT = 120  # columns
 
 
 def grid(
     payload: Mapping[str, object],
     kind: Kind,
     *,
-    width: int = 800,
-    colormap: str = "viridis",
-    color: str = "label",
+    width: int = DEFAULTS.width,
+    colormap: str = DEFAULTS.colormap,
+    color: str = DEFAULTS.color,
 ) -> bytes:
     """The heads of an answer, layers down from the lowest, heads across, each with its own number.
 
@@ -133,15 +146,13 @@ class _Subject:
 def _labels(payload: Mapping[str, Any]) -> _Subject:
     heads, counts = payload["heads"], payload["summary"]["labels"]
     looks = [
-        _Look(
-            tuple(LABEL_COLORS[name] for name in head["labels"]) or (NO_LABEL,), dot=bool(head["borderline"])
-        )
+        _Look(tuple(map(_label_color, head["labels"])) or (NO_LABEL,), dot=bool(head["borderline"]))
         for head in heads
     ]
     legend = [
-        (_Look((LABEL_COLORS[name],)), f"{name} {counts[name]['count']}")
-        for name in LABEL_COLORS
-        if name in counts and counts[name]["count"]
+        (_Look((_label_color(name),)), f"{name} {one['count']}")
+        for name, one in counts.items()
+        if one["count"]
     ]
     bare = sum(not head["labels"] for head in heads)
     if bare:
@@ -152,6 +163,10 @@ def _labels(payload: Mapping[str, Any]) -> _Subject:
         near = [f"{name} borderline" for name in head["borderline"]]
         hints.append(f"L{head['layer']}H{head['head']}: {', '.join([*carried, *near]) or 'no label'}")
     return _Subject("labels", looks, hints, [*legend, *_borderline(looks)], None, "")
+
+
+def _label_color(name: str) -> str:
+    return LABEL_COLORS.get(name, OTHER_LABEL)
 
 
 def _score(payload: Mapping[str, Any], name: str, colormap: str) -> _Subject:
@@ -169,7 +184,7 @@ def _score(payload: Mapping[str, Any], name: str, colormap: str) -> _Subject:
     highest = max((score["score"] for score in drawn), default=0.0)
     scale = _Scale(
         colormap,
-        (max(highest, baseline or 0.0) or 1.0) if name in _UNITS else 1.0,
+        (max(highest, baseline or 0.0) or 1.0) if UNITS[name] else 1.0,
         baseline,
         _threshold(payload, name),
     )
@@ -194,7 +209,7 @@ def _score(payload: Mapping[str, Any], name: str, colormap: str) -> _Subject:
         count = sum(look.diagonal == diagonal for look in looks)
         if count:
             legend.append((_Look(diagonal=diagonal), f"{status.replace('_', ' ')} {count}"))
-    title = f"{name}, {_UNITS[name]}" if name in _UNITS else name
+    title = f"{name}, {UNITS[name]}" if UNITS[name] else name
     return _Subject(
         title,
         looks,
@@ -220,8 +235,7 @@ def _threshold(payload: Mapping[str, Any], name: str) -> tuple[str, float] | Non
     if name not in payload["summary"]["labels"]:
         return None
     value = payload["definitions"][name]["threshold"]
-    sign = "≥" if SCORES[name].kind == "entropy" else ">"
-    return f"{sign} {value:g}", value
+    return f"{SCORES[name].sign} {value:g}", value
 
 
 def _caption(payload: Mapping[str, Any], name: str, drawn: Sequence[Mapping[str, Any]]) -> str:
@@ -235,6 +249,18 @@ def _caption(payload: Mapping[str, Any], name: str, drawn: Sequence[Mapping[str,
         of = "draws" if payload.get("probe") is not None and name in PROBE_RULES else "texts"
         formula += f"; the mean over {'–'.join(map(str, several))} {of}"
     return formula
+
+
+def _asked(payload: Mapping[str, Any]) -> str:
+    """Of which text the heads are, and whether tokens were drawn besides."""
+    request, probe = payload["request"], payload.get("probe")
+    if "text" in request:
+        asked = f"“{legible(visible(shorten(request['text'], _LONGEST_TEXT)))}”"
+    elif "texts" in request:
+        asked = f"{len(request['texts'])} text{'s' * (len(request['texts']) != 1)}"
+    else:
+        asked = "a conversation" if "messages" in request else "token ids"
+    return asked if probe is None else f"{asked}; repeat probe, seed {probe['seed']}"
 
 
 def _borderline(looks: Iterable[_Look]) -> list[tuple[_Look, str]]:
@@ -277,7 +303,7 @@ def _layout(heads: Sequence[Mapping[str, Any]], width: int) -> _Layout:
     """Cells as wide as there is room for, and about half as high."""
     layers = sorted({head["layer"] for head in heads})
     columns = sorted({head["head"] for head in heads})
-    left = math.ceil(PAD + max(text_widths([*map(str, layers)], _FONT)) + 5)
+    left = math.ceil(PAD + max(text_widths([*map(str, layers)], SMALL)) + 5)
     column = min(_WIDEST, (width - left - PAD) / len(columns))
     row = math.floor(min(column, max(18.0, 0.45 * column), _HIGHEST, (MAX_HEIGHT - 400) / len(layers)))
     row = max(1, row)
@@ -293,8 +319,7 @@ def _draw(payload: Mapping[str, Any], subject: _Subject, sheet: Sheet) -> bytes:
     for box, hint in zip(boxes, subject.hints, strict=True):
         sheet.hint(box, hint)
     _names(sheet, layout)
-
-    captions = [subject.caption] if subject.caption else []
+    captions = [*filter(None, [subject.caption]), _asked(payload)]
     if not sheet.header(subject.title, "layer ↓  head →", model):
         captions.append(model)
     y = layout.bottom + 12.0
@@ -305,7 +330,7 @@ def _draw(payload: Mapping[str, Any], subject: _Subject, sheet: Sheet) -> bytes:
         legend = [(look, label) for look, label in legend if not (look.outlined or look.dot)]
     y = _legend(sheet, legend, layout.left, y)
     for caption in captions:
-        y = _paragraph(sheet, caption, layout.left, y)
+        y = sheet.paragraph(caption, layout.left, y)
     return sheet.render(y + PAD, f"Heads of {model}: {subject.title}", payload)
 
 
@@ -322,10 +347,10 @@ def _cells(sheet: Sheet, boxes: Sequence[tuple[float, float, float, float]], loo
     for (x, y, width, height), look in zip(boxes, looks, strict=True):
         if look.outlined and min(width, height) >= _MARKED:  # inside, so that no neighbour looks outlined too
             stroke = 2.0 if height >= 12 else 1.0
-            outlines.append(_outline(x + stroke / 2, y + stroke / 2, width - stroke, height - stroke))
+            outlines.append(outline(x + stroke / 2, y + stroke / 2, width - stroke, height - stroke))
             strokes.append(stroke)
         if look.diagonal:
-            frames.append(_outline(x + 0.5, y + 0.5, width - 1, height - 1))
+            frames.append(outline(x + 0.5, y + 0.5, width - 1, height - 1))
             ends = (y + height, y) if look.diagonal == "/" else (y, y + height)
             diagonals.append([(x, ends[0]), (x + width, ends[1])])
         if look.dot and min(width, height) >= _MARKED:
@@ -341,19 +366,16 @@ def _cells(sheet: Sheet, boxes: Sequence[tuple[float, float, float, float]], loo
         sheet.dots(dots, 5.0)
 
 
-def _outline(x: float, y: float, width: float, height: float) -> list[tuple[float, float]]:
-    return [(x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y)]
-
-
 def _names(sheet: Sheet, layout: _Layout) -> None:
-    """The numbers of layers and heads, as many as fit."""
-    for layer in layout.layers[:: math.ceil(11 / layout.row)]:
-        x, y, _, height = layout.box(layer, layout.heads[0])
-        sheet.text(x - 5, y + height / 2, str(layer), _FONT, ha="right", va="center")
-    widest = max(text_widths([*map(str, layout.heads)], _FONT))
-    for head in layout.heads[:: math.ceil((widest + 3) / layout.column)]:
-        x, y, width, _ = layout.box(layout.layers[0], head)
-        sheet.text(x + width / 2, y - 5, str(head), _FONT, ha="center")
+    """The numbers of layers and heads."""
+    rows, columns = {}, {}
+    for layer in layout.layers:
+        _, y, _, height = layout.box(layer, layout.heads[0])
+        rows[layer] = y + height / 2
+    for head in layout.heads:
+        x, _, width, _ = layout.box(layout.layers[0], head)
+        columns[head] = x + width / 2
+    sheet.side_numbers(layout.left, layout.top, rows, columns)
 
 
 def _color_bar(sheet: Sheet, scale: _Scale, x: float, y: float, width: float) -> float:
@@ -368,13 +390,13 @@ def _color_bar(sheet: Sheet, scale: _Scale, x: float, y: float, width: float) ->
 
     def mark(value: float, label: str, *, above: bool = False) -> None:
         at = x + width * value / scale.high
-        half = text_widths([label], _FONT)[0] / 2
+        half = text_widths([label], SMALL)[0] / 2
         middle = min(max(at, x + half), x + width - half)
         if above:
             rule(at, top - 4, top + height)
-            sheet.text(middle, top - 6, label, _FONT, ha="center")
+            sheet.text(middle, top - 6, label, SMALL, ha="center")
         else:
-            sheet.text(middle, top + height + 13, label, _FONT, ha="center")
+            sheet.text(middle, top + height + 13, label, SMALL, ha="center")
 
     if scale.baseline is not None:
         mark(
@@ -401,7 +423,7 @@ def _ticks(scale: _Scale, width: float) -> list[tuple[float, str]]:
     wanted += [(float(value), f"{value:g}") for value in between if 0 < value < scale.high]
     kept: list[tuple[float, str]] = []
     taken: list[tuple[float, float]] = []
-    for (value, label), size in zip(wanted, text_widths([label for _, label in wanted], _FONT), strict=True):
+    for (value, label), size in zip(wanted, text_widths([label for _, label in wanted], SMALL), strict=True):
         middle = min(max(width * value / scale.high, size / 2), width - size / 2)
         start, end = middle - size / 2 - 5, middle + size / 2 + 5
         if all(end <= other_start or start >= other_end for other_start, other_end in taken):
@@ -415,22 +437,12 @@ def _legend(sheet: Sheet, entries: Sequence[tuple[_Look, str]], left: float, y: 
     if not entries:
         return y
     x, boxes = left, []
-    for (_, label), size in zip(entries, text_widths([label for _, label in entries], _FONT), strict=True):
+    for (_, label), size in zip(entries, text_widths([label for _, label in entries], SMALL), strict=True):
         wide = _SWATCH[0] + 5 + size + 16
         if x > left and x + wide - 16 > sheet.width - PAD:
             x, y = left, y + _LINE
         boxes.append((round(x), round(y), *_SWATCH))
-        sheet.text(x + _SWATCH[0] + 5, y + _SWATCH[1] / 2, label, _FONT, va="center")
+        sheet.text(x + _SWATCH[0] + 5, y + _SWATCH[1] / 2, label, SMALL, va="center")
         x += wide
     _cells(sheet, boxes, [look for look, _ in entries])
     return y + _LINE + 4
-
-
-def _paragraph(sheet: Sheet, text: str, left: float, y: float) -> float:
-    """Grey text, broken where the line ends; where it ends."""
-    average = text_widths([text], _FONT)[0] / max(1, len(text))
-    columns = 0.92 * (sheet.width - PAD - left) / max(1.0, average)  # some lines run wider than the average
-    for line in textwrap.wrap(text, int(columns)):
-        sheet.text(left, y + 8, line, _FONT, color=GREY)
-        y += 14
-    return y

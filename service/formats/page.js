@@ -14,6 +14,28 @@ function fill(select, values, name = String) {
   if (values.map(String).includes(before)) select.value = before;
 }
 
+// As `visible` in views.py: line ends, tabs and controls as symbols, what hides or turns text around as its code point
+const SYMBOLS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"};
+const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/gu, JOINER = /[\u200c\u200d]/;
+const codePoint = character => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+
+function visible(text) {
+  if (/^[ \t\n\r\v\f\u200c\u200d]*$/.test(text)) return Array.from(text, one => SYMBOLS[one] ?? codePoint(one)).join("");
+  const shown = text.replace(HIDDEN, one => JOINER.test(one) ? one : SYMBOLS[one] ?? codePoint(one));
+  return /^\p{M}/u.test(text) ? `◌${shown}` : shown;
+}
+
+// As JSON, where the same characters stand as escapes, so that it reads back as the value
+function visibleJson(value, indent) {
+  return JSON.stringify(value, null, indent).replace(HIDDEN, one => one === "\n" || JOINER.test(one) ? one :
+    one.split("").map(unit => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`).join(""));
+}
+
+function beginning(text, longest) {
+  const characters = Array.from(text);
+  return characters.length > longest ? `${characters.slice(0, longest - 1).join("")}…` : text;
+}
+
 const unique = values => [...new Set(values)];
 const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import orjson
 
 from service.formats import json
-from service.formats.head_grid import LABEL_COLORS
+from service.formats.head_grid import LABEL_COLORS, UNITS
 from service.formats.views import text_views, visible
 
 MEDIA_TYPE = "text/html"  # sent with charset=utf-8
@@ -67,7 +67,8 @@ def _template(name: str) -> tuple[bytes, bytes]:
     """A page before and after its data, with the style and script that all pages share."""
     html = _read(name).replace("{{csp}}", CONTENT_SECURITY_POLICY)
     html = html.replace("{{css}}", _read("page.css")).replace("{{script}}", _read("page.js"))
-    html = html.replace("{{colors}}", orjson.dumps(dict(LABEL_COLORS)).decode())
+    for place, table in (("{{colors}}", LABEL_COLORS), ("{{units}}", UNITS)):
+        html = html.replace(place, orjson.dumps(dict(table)).decode())
     before, after = html.split("{{data}}")
     return before.encode(), after.encode()
 

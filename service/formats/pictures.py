@@ -27,12 +27,15 @@ from service.formats.drawing import (
     legible,
     model_name,
     one_at_a_time,
+    outline,
     shorten,
     text_widths,
 )
+from service.formats.negotiation import DEFAULTS
 from service.formats.views import TextView, View, text_views, visible
 
 _BAR = 62.0  # right of the maps: colour bar and its numbers
+_BAR_HEIGHTS = (60.0, 220.0)
 _LABELLED = 130.0  # tiles of a mosaic at least this wide carry titles and tokens; smaller ones only numbers
 
 
@@ -40,8 +43,8 @@ def picture(
     payload: Mapping[str, object],
     kind: Kind,
     *,
-    width: int = 800,
-    colormap: str = "viridis",
+    width: int = DEFAULTS.width,
+    colormap: str = DEFAULTS.colormap,
 ) -> bytes:
     """A heat map of the first text: queries down, keys across, future keys blank, a colour bar.
 
@@ -63,11 +66,10 @@ def picture(
 class _Layout:
     """Where everything stands, in CSS pixels, y down. A map is a tile; a single map is a single tile."""
 
-    rows: int
     columns: int
     places: Sequence[tuple[int, int]]  # of each map: (row, column)
-    row_names: Sequence[str]  # of a mosaic: layers
-    column_names: Sequence[str]  # of a mosaic: heads
+    row_numbers: Sequence[int]  # of a mosaic: layers
+    column_numbers: Sequence[int]  # of a mosaic: heads
     labelled: bool  # tokens stand at the sides; else it is a mosaic, with numbers there
     left: float
     top: float
@@ -119,10 +121,11 @@ def _layout(maps: Sequence[View], keys: Sequence[str], queries: Sequence[str], w
     longest = max(text_widths(keys, font)) if labelled else 0.0
     level = longest <= cell - 4
     below = font * 1.6 if level else longest + 5
-    total = math.ceil(top + rows * (height + title + gap) - gap + below + PAD)
-    names = ([*map(str, layers)], [*map(str, heads)]) if mosaic else ([], [])
+    bottom = max(rows * (height + title + gap) - gap + below, title + _BAR_HEIGHTS[0])
+    total = math.ceil(top + bottom + PAD)
+    numbers = (layers, heads) if mosaic else ([], [])
     return _Layout(
-        rows, columns, places, *names, labelled, left, top, tile, height, title, gap, font, level, total
+        columns, places, *numbers, labelled, left, top, tile, height, title, gap, font, level, total
     )
 
 
@@ -162,29 +165,33 @@ class _Drawing:
             self._numbers(self.weights[0])
         what = self.maps[0].title if len(self.maps) == 1 else f"{len(self.maps)} maps"
         model = model_name(self.payload)
-        self.sheet.header(what, "query ↓  key →" if layout.labelled else "layer ↓  head →", model)
+        axes, bottom = "query ↓  key →" if layout.labelled else "layer ↓  head →", float(layout.total)
+        if not self.sheet.header(what, axes, model):
+            bottom = self.sheet.paragraph(model, layout.left, bottom) + PAD
         x, y = layout.corner(0, layout.columns)
-        self._color_bar(x - layout.gap + 12, y, max(60.0, min(220.0, layout.height)))
-        return self.sheet.render(layout.total, f"Attention of {model}: {what}", self.payload)
+        low, high = _BAR_HEIGHTS
+        self._color_bar(x - layout.gap + 12, y, max(low, min(high, layout.height)))
+        return self.sheet.render(bottom, f"Attention of {model}: {what}", self.payload)
 
     def _frames(self) -> None:
         """A line around each map, outside of its cells: in a small tile the first column, the sink, is one pixel."""
         frames: list[Sequence[tuple[float, float]]] = []
         for place in self.layout.places:
             x, y = self.layout.corner(*place)
-            (west, north) = (x - 0.5, y - 0.5)
-            (east, south) = (x + self.layout.tile + 0.5, y + self.layout.height + 0.5)
-            frames.append([(west, north), (east, north), (east, south), (west, south), (west, north)])
+            frames.append(outline(x - 0.5, y - 0.5, self.layout.tile + 1, self.layout.height + 1))
         self.sheet.lines(frames, FRAME)
 
     def _mosaic_names(self) -> None:
         layout = self.layout
-        for row in range(0, layout.rows, math.ceil(11 / (layout.height + layout.gap))):
-            x, y = layout.corner(row, 0)
-            self.sheet.text(x - 5, y + layout.height / 2, layout.row_names[row], 10, ha="right", va="center")
-        for column in range(0, layout.columns, math.ceil(16 / (layout.tile + layout.gap))):
-            x, y = layout.corner(0, column)
-            self.sheet.text(x + layout.tile / 2, y - 4, layout.column_names[column], 10, ha="center")
+        rows = {
+            layer: layout.corner(row, 0)[1] + layout.height / 2
+            for row, layer in enumerate(layout.row_numbers)
+        }
+        columns = {
+            head: layout.corner(0, column)[0] + layout.tile / 2
+            for column, head in enumerate(layout.column_numbers)
+        }
+        self.sheet.side_numbers(layout.left, layout.top + layout.title, rows, columns)
 
     def _image(
         self, weights: npt.NDArray[np.float32], x: float, y: float, width: float, height: float

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from attention_core.heads import LABELS
+from service.formats.head_grid import UNITS
 from service.formats.page import heads_page
+from service.formats.views import visible
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -38,18 +41,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def ask(client: FlaskClient) -> Callable[..., dict[str, Any]]:
-    """An answer of the tiny model, with what repeats it and the strongest heads."""
+    """An answer of the tiny model."""
 
     def post(**body: Any) -> dict[str, Any]:
         reply = client.post("/v1/heads", json=body)
         assert reply.status_code == 200, reply.json
         answer: dict[str, Any] = reply.json
-        answer.setdefault("request", body)
-        for name, label in answer["summary"]["labels"].items():
-            found = [(one["scores"][name]["score"], one) for one in answer["heads"] if name in one["labels"]]
-            found.sort(key=lambda pair: -pair[0])
-            top = [{"layer": one["layer"], "head": one["head"], "score": score} for score, one in found[:5]]
-            label.setdefault("top", top)
         return answer
 
     return post
@@ -204,11 +201,13 @@ def test_shares_have_the_same_colours_on_every_page(ask: Open, view: Open) -> No
 
 
 def test_where_a_score_has_no_number_the_cell_says_why(ask: Open, view: Open) -> None:
-    page = view(ask(text="z", layers=[1]))
+    answer = ask(text="z", layers=[1])
+    page = view(answer)
     assert page.locator("#cells td.missing").count() == page.locator("#cells td").count()
     assert "not applicable" in cell(page, 1, 3).get_attribute("aria-label")
     assert "no row has a key that counts" in page.locator("#scale").inner_text()
-    assert "too few for some scores" in page.locator("#warnings").inner_text()
+    (warning,) = answer["warnings"]
+    assert page.locator("#warnings").inner_text() == warning["message"]
     page.select_option("#by", "first_token")
     assert "too short" in cell(page, 1, 3).get_attribute("aria-label")
     page.select_option("#by", "entropy")
@@ -329,8 +328,10 @@ def test_the_request_can_be_copied_and_sent_again_whatever_its_text(ask: Open, v
     page = view(answer)
     page.evaluate("document.getElementById('cite').open = true")
     assert page.locator("b").count() == 0
-    for place in ("#request", "#curl", "#about"):
-        assert "\u202e" not in page.locator(place).inner_text()
+    for place, told in (("#request", "\\u202e"), ("#curl", "\\u202e"), ("#about", "U+202E")):
+        shown = page.locator(place).inner_text()
+        assert told in shown
+        assert "\u202e" not in shown
     assert json.loads(page.locator("#request").inner_text()) == answer["request"]
     # What a shell makes of it, with a curl that says its arguments and its body
     curl = 'SERVICE=there; curl() { printf "%s\\n" "$@"; cat; }\n'
@@ -342,14 +343,54 @@ def test_the_request_can_be_copied_and_sent_again_whatever_its_text(ask: Open, v
     assert json.loads(body) == answer["request"]
 
 
-def test_an_answer_without_request_and_strongest_heads_still_opens(client: FlaskClient, view: Open) -> None:
-    answer = client.post("/v1/heads", json={"text": TEXT, "layers": [1], "heads": [4]}).json
-    answer.pop("request", None)
-    for label in answer["summary"]["labels"].values():
-        label.pop("top", None)
-    page = view(answer)
+def test_where_no_score_counts_there_are_no_strongest_heads(ask: Open, view: Open) -> None:
+    page = view(ask(text="z", layers=[1], heads=[4]))
     assert headline(page) == "Layer 1, head 4"
     assert not page.locator("#strongest").is_visible()
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"text": TEXT}, f"30 heads · “{TEXT}”"),
+        ({"text": "\u202e" + "\U0001f431 " * 90}, "30 heads · “U+202E" + "\U0001f431 " * 59 + "…”"),
+        ({"texts": [TEXT], "layers": [1], "heads": [4]}, "1 head · 1 text"),
+        ({"texts": [TEXT, "\n it"]}, "30 heads · 2 texts"),
+        ({"messages": [{"role": "user", "content": TEXT}]}, "30 heads · a conversation"),
+        ({"token_ids": [5, 7, 11, 13, 17]}, "30 heads · token ids"),
+    ],
+    ids=["text", "long text", "one of texts", "texts", "messages", "token ids"],
+)
+def test_the_page_says_of_what_it_is(ask: Open, view: Open, body: dict[str, Any], told: str) -> None:
+    assert view(ask(**body)).locator("#about").text_content().endswith(f" · {told}")
+
+
+def test_the_page_makes_the_same_characters_visible_as_the_service(ask: Open, view: Open) -> None:
+    page = view(ask(text=TEXT))
+    known = [chr(point) for point in range(0x11000) if unicodedata.category(chr(point)) not in ("Cn", "Cs")]
+    labels = [
+        "",
+        " ",
+        " \t\u200c\n",
+        "\u200d",
+        "a b\n",
+        "\u0301e",
+        "\U000e0041x",
+        *known,
+        *(f"a{one}" for one in known),
+    ]
+    assert page.evaluate("labels => labels.map(visible)", labels) == [visible(label) for label in labels]
+
+
+def test_numbers_that_are_no_shares_name_their_unit(ask: Open, view: Open) -> None:
+    page = view(ask(text=TEXT))
+    assert page.evaluate("UNITS") == dict(UNITS)
+    names = page.locator("#by option").all_inner_texts()
+    assert names == ["label", *(name for name in UNITS if name not in ("entropy", "custom")), "entropy"]
+    for name in names[1:]:
+        page.select_option("#by", name)
+        end = page.locator("#scale > span[title]").last.inner_text()
+        assert end.endswith(f" {UNITS[name]}") if UNITS[name] else end == "1"
 
 
 def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(ask: Open, view: Open) -> None:

@@ -382,6 +382,32 @@ def test_a_picture_says_what_it_shows_and_of_which_model() -> None:
     assert json.loads(info["Description"]) == {"model": payload["model"]}
 
 
+@pytest.mark.parametrize("width", [200, 260, 800])
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_the_model_is_named_beside_the_title_or_below(width: int, tokens: int) -> None:
+    payload = one_map(["a"] * tokens)
+    payload["model"]["id"] = "an-organisation/a-model-of-some-size"
+    root = svg_root(payload, width=width)
+    (name,) = [one for one in root.iter("{http://www.w3.org/2000/svg}text") if "model" in (one.text or "")]
+    title = next(one for one in root.iter("{http://www.w3.org/2000/svg}text") if one.text == "L5H3")
+    below = float(name.attrib["y"]) > float(title.attrib["y"])
+    assert below == (width < 800)
+    assert float(name.attrib["y"]) * 4 / 3 <= height_of(root) - 4
+
+
+def height_of(root: ET.Element) -> float:
+    return float(root.attrib["height"].removesuffix("pt")) * 4 / 3
+
+
+@pytest.mark.parametrize("queries", [[0], [0, 28]])
+def test_the_colour_bar_of_few_rows_stays_in_the_picture(queries: list[int]) -> None:
+    weights = softmax_maps(29)[0, 0][queries]
+    root = svg_root(one_map(["a"] * 29, weights, queries=queries))
+    *_, bar = root.iter("{http://www.w3.org/2000/svg}image")
+    *_, scale, _, top = map(float, bar.attrib["transform"].removeprefix("matrix(")[:-1].split())
+    assert (top + scale * int(bar.attrib["height"])) * 4 / 3 < height_of(root) - 4
+
+
 def test_heads_of_one_layer_are_tiles_in_order(payload: dict[str, Any]) -> None:
     payload["results"][0]["maps"] = payload["results"][0]["maps"][:3]
     root = svg_root(payload)

@@ -22,7 +22,7 @@ from PIL import Image
 
 from attention_core.heads import LABELS, SCORES, definitions, summarise, thresholds_of
 from service.formats import drawing
-from service.formats.head_grid import COLORS, LABEL_COLORS, NO_LABEL, grid
+from service.formats.head_grid import COLORS, LABEL_COLORS, NO_LABEL, OTHER_LABEL, grid
 
 SVG = "{http://www.w3.org/2000/svg}"
 DC = "{http://purl.org/dc/elements/1.1/}"
@@ -64,6 +64,7 @@ def answer(*heads: Mapping[str, Any], model: str = "tiny", **more: Any) -> dict[
         "heads": list(heads),
         "definitions": {name: asdict(one) for name, one in definitions().items()},
         "warnings": [],
+        "request": {"text": TEXT},
         **more,
     }
 
@@ -157,6 +158,18 @@ def test_the_legend_is_in_the_colours_of_the_cells() -> None:
     bottom = max(y + height for _, y, _, height in hints(svg(payload)).values())
     for label in ("duplicate_token", "offset_2"):
         assert (pixels[bottom:] == rgb(LABEL_COLORS[label])).all(-1).sum() == 18 * 12
+
+
+def test_a_label_that_has_no_colour_of_its_own_is_grey() -> None:
+    unknown = head(0, 0, ["sink", "rhyme"])
+    unknown["scores"]["rhyme"] = score(0.7)
+    payload = answer(unknown)
+    payload["summary"]["labels"]["rhyme"] = {"count": 1, "fraction": 1.0}
+    assert [color for color, _ in runs(cells(payload)["L0H0"][3])] == [
+        rgb(LABEL_COLORS["sink"]),
+        rgb(OTHER_LABEL),
+    ]
+    assert "rhyme 1" in texts(svg(payload))
 
 
 # Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
@@ -284,6 +297,46 @@ def test_the_colour_bar_marks_the_baseline_and_the_threshold() -> None:
     assert "> 0.5" not in texts(svg(payload, color="sink"))
 
 
+@pytest.mark.parametrize("width", [200, 800])
+@pytest.mark.parametrize(("threshold", "baseline"), [(0.37, 0.2), (0.9, 0.61)])
+def test_the_marks_of_the_colour_bar_are_lines_at_their_values(
+    width: int, threshold: float, baseline: float
+) -> None:
+    payload = answer(head(0, 0, sink={"score": 0.4, "baseline": baseline}))
+    payload["definitions"]["sink"]["threshold"] = threshold
+    root = svg(payload, color="sink", width=width)
+    (bar,) = root.iter(f"{SVG}image")
+    (matrix,) = re.findall(r"matrix\((.*)\)", bar.attrib["transform"])
+    wide, _, _, high, left, top = map(pixels, matrix.split())
+    size, height = wide * int(bar.attrib["width"]), high * int(bar.attrib["height"])
+    upper, lower = [
+        (x1, y1, y2)
+        for (x1, y1), (x2, y2) in ink_lines(root)
+        if x1 == x2 and min(y1, y2) < top + height and max(y1, y2) > top
+    ]
+    assert upper == pytest.approx((left + size * baseline, top - 4, top + height), abs=0.6)
+    assert lower == pytest.approx((left + size * threshold, top, top + height + 4), abs=0.6)
+
+
+def test_without_a_label_the_colour_bar_has_no_line() -> None:
+    assert len(ink_lines(svg(many(2, 3), color="sink"))) == 2
+    assert len(ink_lines(svg(many(2, 3), color="distance"))) == 1  # the baseline
+    assert ink_lines(svg(many(2, 3), color="entropy")) == []
+
+
+def pixels(points: str) -> float:
+    return float(points) * 4 / 3
+
+
+def ink_lines(root: ET.Element) -> list[list[tuple[float, float]]]:
+    """Lines in the colour of ink, from one point to another, in CSS pixels."""
+    paths = [
+        one.attrib for one in root.iter(f"{SVG}path") if "stroke: #1a1a1a" in one.attrib.get("style", "")
+    ]
+    ends = [re.findall(r"[ML] ([\d.]+) ([\d.]+)", one["d"]) for one in paths]
+    return [[(pixels(x), pixels(y)) for x, y in points] for points in ends if len(points) == 2]
+
+
 def test_no_two_ticks_of_the_colour_bar_overlap() -> None:
     payload = many(2, 3)
     for threshold in (0.0, 0.01, 0.24, 0.49, 0.51, 0.99, 1.0):
@@ -299,11 +352,11 @@ def test_no_two_ticks_of_the_colour_bar_overlap() -> None:
 
 
 def x_of(element: ET.Element) -> float:
-    return float(element.attrib["x"]) * 4 / 3  # points to CSS pixels
+    return pixels(element.attrib["x"])
 
 
 def y_of(element: ET.Element) -> float:
-    return float(element.attrib["y"]) * 4 / 3
+    return pixels(element.attrib["y"])
 
 
 def test_cells_carry_their_numbers_where_they_fit() -> None:
@@ -313,10 +366,30 @@ def test_cells_carry_their_numbers_where_they_fit() -> None:
 
 def test_the_formula_and_what_it_is_a_mean_over_are_told() -> None:
     pooled = {"score": 0.75, "sd": 0.1, "n": 13}
-    payload = answer(head(0, 0, sink=pooled, induction=pooled), probe={"draws": 13})
+    payload = answer(head(0, 0, sink=pooled, induction=pooled), probe={"draws": 13, "seed": 7})
     assert "mean over rows i >= 1 of A[i,0]; the mean over 13 texts" in texts(svg(payload, color="sink"))
     assert "0.75" in texts(svg(payload, color="sink"))
     assert " ".join(texts(svg(payload, color="induction"))).count("the mean over 13 draws") == 1
+
+
+@pytest.mark.parametrize("color", ["label", "sink", "entropy"])
+def test_a_picture_says_of_which_text_it_is_and_that_tokens_were_drawn(color: str) -> None:
+    for request, told in [
+        ({"text": TEXT}, f"“{TEXT}”"),
+        ({"texts": [TEXT, "b", "c"]}, "3 texts"),
+        ({"messages": [{"role": "user", "content": TEXT}]}, "a conversation"),
+        ({"token_ids": [5, 7]}, "token ids"),
+    ]:
+        payload = answer(head(0, 0), request=request)
+        assert told in texts(svg(payload, color=color))
+        assert f"{told}; repeat probe, seed 31" in texts(
+            svg({**payload, "probe": {"draws": 2, "seed": 31}}, color=color)
+        )
+
+
+def test_of_a_long_text_the_picture_tells_the_beginning() -> None:
+    root = svg(answer(head(0, 0), request={"text": "\nab" * 100}), width=400)
+    assert "“" + "↵ab" * 39 + "↵a…”" in "".join(texts(root))
 
 
 # --- sizes --------------------------------------------------------------------------------------------------
@@ -394,15 +467,38 @@ def test_a_name_that_has_no_room_beside_the_title_stands_below() -> None:
 
 @pytest.mark.parametrize("width", [200, 300, 800])
 @pytest.mark.parametrize("color", [name for name in COLORS if name != "custom"])
-def test_no_text_leaves_the_picture(width: int, color: str) -> None:
-    payload = answer(head(0, 0, ["induction"]), head(0, 1), model="models/" + "long-" * 7 + "x" * 60)
+@pytest.mark.parametrize("baseline", [0.004, 1.0])
+def test_no_text_leaves_the_picture(width: int, color: str, baseline: float) -> None:
+    scores = {name: {"score": 0.4, "baseline": baseline} for name in SCORES}
+    model = "models/" + "long-" * 7 + "x" * 60
+    payload = answer(head(0, 0, ["induction"], **scores), head(0, 1), model=model)
     root = svg(payload, width=width, color=color)
     for one in root.iter(f"{SVG}text"):
-        if "text-anchor" not in one.attrib.get("style", ""):
-            assert x_of(one) + drawing.text_widths([one.text or ""], size_of(one))[0] <= width
+        left, right = reach_of(one)
+        assert left >= 0
+        assert right <= width
     lines = "".join(texts(root))
     assert "models/" in lines
     assert lines.count("x" * 10) >= 1
+
+
+def reach_of(element: ET.Element) -> tuple[float, float]:
+    """From where to where a text goes, in CSS pixels."""
+    size = drawing.text_widths([element.text or ""], size_of(element))[0]
+    (anchor,) = re.findall(r"text-anchor: (\w+)", element.attrib["style"]) or ["start"]
+    start = x_of(element) - size * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
+    return start, start + size
+
+
+@pytest.mark.parametrize("text", ["iiil " * 20 + "WWMM " * 20, "我" * 90, "x" * 300, "a " + "W" * 90])
+def test_a_paragraph_is_broken_where_the_line_ends(text: str) -> None:
+    sheet = drawing.Sheet(311, "svg")
+    end = sheet.paragraph(text, 20, 30)
+    lines = [*ET.fromstring(sheet.render(end, "", {})).iter(f"{SVG}text")]
+    assert "".join(one.text or "" for one in lines).replace(" ", "") == text.replace(" ", "")
+    assert all(reach_of(one)[1] <= 311 for one in lines)
+    assert min(reach_of(one)[1] for one in lines[:-1]) > 311 - 120
+    assert end == 30 + drawing.LINE * len(lines)
 
 
 def size_of(element: ET.Element) -> float:
@@ -416,7 +512,8 @@ def test_a_file_says_what_it_shows() -> None:
     assert svg(payload, color="sink").findtext(f"{SVG}title") == "Heads of tiny: sink"
     picture = image(payload)
     assert picture.info["Title"] == "Heads of tiny: labels"
-    assert picture.info["Description"] == '{"model":{"id":"tiny","sha256":null,"dtype":"float32"}}'
+    told = {name: payload[name] for name in ("model", "request")}
+    assert json.loads(picture.info["Description"]) == told
     assert "Software" not in picture.info
 
 
