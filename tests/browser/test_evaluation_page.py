@@ -236,6 +236,7 @@ def test_the_verdict_names_every_rule_that_does_as_well(ask: Open, view: Open) -
     told = verdict(middle, high, low)
     assert "The first noun is right at least as often." in told
     assert "39 to 78 %, includes what a noun at random achieves" in told
+    assert "The first noun is right at least as often." in verdict(middle, middle, low)
     told = verdict(high, low, middle)
     assert "70 to 97 %, is above what" in told
     assert "overlaps with the interval of the nearest noun." in told
