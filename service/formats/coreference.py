@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from service.formats import json, records
+from service.formats import json, page, records
 from service.formats.negotiation import SPREADSHEET, Format, Payload
 from service.formats.records import flat, of_model
 
@@ -79,5 +79,12 @@ EVALUATION_FORMATS = (
         lambda payload, _: records.csv(judged(payload)),
         charset=True,
         file_name="evaluation.csv",
+    ),
+    Format(
+        "html",
+        page.MEDIA_TYPE,
+        lambda payload, _: page.evaluation_page(payload),
+        charset=True,
+        content_security_policy=page.CONTENT_SECURITY_POLICY,
     ),
 )

@@ -44,6 +44,15 @@ def heads_page(payload: Mapping[str, object]) -> bytes:
     return _page("heads.html", json.dumps(payload))
 
 
+def evaluation_page(payload: Mapping[str, object]) -> bytes:
+    """An evaluation: its warnings, the best head beside what needs no attention, and the grid of accuracies.
+
+    The JSON answer stands in it whole, in `<script id="data" type="application/json">`. `#L8H7` after the page's
+    address chooses a head. Raises ValueError for numbers that are not finite.
+    """
+    return _page("evaluation.html", json.dumps(payload))
+
+
 def _labelled(result: Mapping[str, Any]) -> Mapping[str, Any]:
     labelled = {
         name: [{**one, "label": visible(one["text"])} for one in result[name]]
