@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from service.schemas.attention import SkippedResult
 from service.schemas.common import (
+    LARGEST_SEED,
     LONGEST_LIST,
     SENTENCE,
     Answer,
@@ -179,7 +180,7 @@ class Split(Request):
     """Which share of the groups is kept for the test, chosen by a seeded shuffle."""
 
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
 
 
 class EvaluateRequest(ScoringRequest):
