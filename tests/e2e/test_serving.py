@@ -236,7 +236,7 @@ def test_a_body_that_never_ends_is_408_and_holds_nobody_else_up(files: Any, tmp_
 def test_head_and_options_are_answered(server: Server) -> None:
     head = server.request("HEAD", "/v1/model")
     assert (head.status, head.data) == (200, b"")
-    assert set(server.request("OPTIONS", "/v1/heads").headers["Allow"].split(", ")) == {"OPTIONS", "POST"}
+    assert set(server.request("OPTIONS", "/v1/tokenize").headers["Allow"].split(", ")) == {"OPTIONS", "POST"}
     assert server.get("/nope").json["status"] == 404
 
 
