@@ -4,7 +4,7 @@ The row is the pronoun's, the columns are the candidates'. In a causal model tha
 what comes after it cannot matter, and a candidate after it cannot be seen. Attention says where a head looks;
 it does not say what the model takes the pronoun to mean.
 
-Any array of attention will do, whatever it was read with. Where `attention[layer]` is [head, query, key]:
+Any tensor of attention will do, whatever it was read with. Where `attention[layer]` is [head, query, key]:
 
     tokens = align(text, ids, offsets, pieces).tokens
     pronoun, *nouns = (resolve_span(text, tokens, span_text=word) for word in ("it", "cat", "mat"))

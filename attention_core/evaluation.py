@@ -256,6 +256,11 @@ def held_out(groups: Sequence[Group], split: Split) -> tuple[bool, ...]:
     return tuple(group in test for group in groups)
 
 
+def check_split(items: Sequence[Item], split: Split | None) -> None:
+    """Raise what `evaluate` would, with these items, for the split: before anything is predicted."""
+    _masks([one for one in map(_facts, range(len(items)), items) if one.candidates > 1], split)
+
+
 # --- evaluation ---------------------------------------------------------------------------------------------
 
 
@@ -537,8 +542,8 @@ def _warnings(
         named = [name for name, part in parts.items() if part.first.accuracy == share]
         if named:
             message = (
-                f"on {' and '.join(named)} the gold candidate is {side} the first one: a head that attends to a place "
-                "in the text cannot be told from one that attends to the right noun, and balanced is undefined"
+                f"of {' and of '.join(named)} items the gold candidate is {side} the first one: what goes by the place "
+                "in the text cannot be told from what finds the right noun, and balanced is undefined"
             )
             yield Note("one_sided_gold", message)
     ceiling = parts["all"].ceiling
@@ -551,11 +556,11 @@ def _warnings(
 
 
 def _few(sizes: Mapping[PartName, int]) -> str:
-    named = " and ".join(f"{name} has {n}" for name, n in sizes.items())
+    named = " and ".join(f"{n} {name}" for name, n in sizes.items())
     smallest = min(sizes.values())
-    message = f"{named} scored items, fewer than {FEW}"
+    message = f"there are {named} items that are scored, fewer than {FEW}"
     interval = accuracy(smallest // 2, smallest).ci95
     if interval is None:
         return message
     low, high = interval
-    return f"{message}: a head right on {smallest // 2} of {smallest} has a 95 % interval of {low:.0%} to {high:.0%}"
+    return f"{message}: {smallest // 2} right of {smallest} has a 95 % interval of {low:.0%} to {high:.0%}"

@@ -62,17 +62,19 @@ MESSAGES = {
     "extra_forbidden": "There is no such field",
     "missing": "The field is required",
     "too_short": "The list must not be empty",
+    "model_type": "An object is expected; in a URL `name:number,name:number`",
     "dict_type": "Names, each once, with numbers are expected: an object, or `name:number,name:number` in a URL",
 }
 
 
-def read_json(model: type[T], *, also: Sequence[str] = ()) -> T:
-    """The request's body as `model`; `also` are the other media types that this resource can read.
+def read_json(model: type[T]) -> T:
+    """The request's body as `model`.
 
     Raises UnsupportedMediaTypeError, TooLargeError, BodyTimeoutError, MalformedBodyError or InvalidRequestError.
     """
     settings: Settings = current_app.extensions["settings"]
-    raw = _body((JSON, *also), settings)
+    check_media_type((JSON,))
+    raw = _read(settings.max_body_bytes, settings.body_timeout_seconds)
     try:
         parsed = model.model_validate_json(raw)
     except ValidationError as error:
@@ -101,7 +103,8 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     the numbers of those that do. Raises as `read_json` does, and InvalidRequestError where no line holds an item.
     """
     settings: Settings = current_app.extensions["settings"]
-    raw = _body((NDJSON,), settings)
+    check_media_type((NDJSON,))
+    raw = _read(settings.max_body_bytes, settings.body_timeout_seconds)
     numbered = [(number, line) for number, line in enumerate(raw.split(b"\n"), 1) if line.strip()]
     limit = getattr(settings, getattr(model, "limit", "max_texts"))
     if len(numbered) > limit:
@@ -112,15 +115,16 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     unread: list[dict[str, str | int]] = []
     for number, line in numbered:
         try:
-            items.append(item.model_validate_json(line))
+            read = item.model_validate_json(line)
             _refuse_duplicate_members(line)
-            lines.append(number)
         except ValidationError as error:
             code, detail = _line_fault(error, line)
             unread.append({"line": number, "code": code, "detail": detail})
         except MalformedBodyError as error:
-            items.pop()
             unread.append({"line": number, "code": "malformed_line", "detail": error.detail})
+        else:
+            items.append(read)
+            lines.append(number)
     if not items:
         faults = [
             FieldError("", str(one["code"]), f"Line {one['line']}: {one['detail']}")
@@ -133,7 +137,8 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
 def _line_fault(error: ValidationError, line: bytes) -> tuple[str, str]:
     fault = error.errors(include_url=False, include_input=False, include_context=True)[0]
     if fault["type"] == "json_invalid":
-        return "malformed_line", f"The line is not valid JSON: {fault['ctx']['error']}."
+        reason = str(fault["ctx"]["error"]).replace(" at line 1 ", " at ")
+        return "malformed_line", f"The line is not valid JSON: {reason}."
     field = _field_error(fault, from_json(line))
     return field.code, f"{field.pointer}: {field.detail}" if field.pointer else field.detail
 
@@ -246,16 +251,15 @@ def presentation(names: Collection[str], *, others: Collection[str] = ()) -> dic
     return {name: found[name][0] for name in names if name in found}
 
 
-def _body(accepted: Sequence[str], settings: Settings) -> bytes:
-    """The body, of the first of the media types; the others are named where it is another."""
-    if request.mimetype != accepted[0]:
+def check_media_type(accepted: Sequence[str]) -> None:
+    """Raise UnsupportedMediaTypeError unless the body is declared as one of these types, as UTF-8, not compressed."""
+    if request.mimetype not in accepted:
         detail = f"The Content-Type header must be {' or '.join(accepted)}."
         raise UnsupportedMediaTypeError(detail, accepted=accepted)
     if request.mimetype_params.get("charset", "utf-8").lower() not in ("utf-8", "utf8"):
-        raise UnsupportedMediaTypeError("The body must be UTF-8.")
+        raise UnsupportedMediaTypeError("The body must be UTF-8.", accepted=accepted)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise UnsupportedMediaTypeError("The body must not be compressed.")
-    return _read(settings.max_body_bytes, settings.body_timeout_seconds)
+        raise UnsupportedMediaTypeError("The body must not be compressed.", accepted=accepted)
 
 
 def _read(limit: int, seconds: float) -> bytes:

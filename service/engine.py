@@ -250,8 +250,8 @@ class Session:
             raise self.deadline.error()
 
     def allow_tokens(self, tokens: int) -> None:
-        """Give a request of more tokens than others may have as much more time."""
-        self.deadline = self.deadline.extended(max(1.0, tokens / self.limits.max_tokens_per_request))
+        """Give an evaluation as long for every longest text's worth of tokens as another request has."""
+        self.deadline = self.deadline.extended(max(1.0, tokens / self.limits.max_tokens_per_text))
 
     @property
     def max_tokens_per_text(self) -> int:

@@ -26,8 +26,8 @@ class Limits(BaseSettings):
     max_tokens_per_evaluation: int = Field(
         65536,
         ge=1,
-        description="Tokens of all items of an evaluation together; above `max_tokens_per_request` its deadline grows "
-        "in proportion.",
+        description="Tokens of all items of an evaluation together; its deadline is that of a request for every "
+        "`max_tokens_per_text` of them.",
     )
     max_response_elements: int = Field(
         2_000_000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from attention_core import coreference
@@ -17,20 +17,30 @@ from service.texts import TokenizedText
 
 ARTICLE_HEADS = [(5, 5)]  # the pronoun head of the article; a number of the 24 x 14 models only
 ARTICLE_SHAPE = (24, 14)
-NOT_OF_ATTENTION = (
-    "single_candidate",
-    "too_few_items",
-    "one_sided_gold",
-)  # notes that hold whatever the method
+RUN_TOKENS = 1024  # of an evaluation, read at once: other requests wait for no more
+WHATEVER_THE_METHOD = ("single_candidate", "too_few_items", "one_sided_gold")  # what these notes say holds
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A text with a candidate in the pronoun's place: its token ids, and the first of what stood after the pronoun."""
+
+    ids: list[int]
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An item that can be scored, and where it stands in the body."""
+    """An item that can be scored; with `method: substitution` a trial for each candidate, or none to make."""
 
-    pointer: str
     text: TokenizedText
     question: Question
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many the model has to read for it."""
+        return sum(len(trial.ids) for trial in self.trials) or len(self.text)
 
 
 def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
@@ -49,7 +59,7 @@ def attend(request: CoreferenceRequest, session: Session) -> dict[str, object]:
         all_or_raise(found)
     asked = [one for one in found if isinstance(one, Asked)]
     if substituting:
-        results = [_expected(*pair) for pair in zip(asked, substituted(session, asked), strict=True)]
+        results = [_expected(*pair) for pair in zip(asked, expectations(session, asked), strict=True)]
     else:
         results = [_attended(*pair) for pair in zip(asked, _attention(session, asked, heads), strict=True)]
     left = iter(results)
@@ -80,11 +90,26 @@ def prepare(
     *,
     at_most: int | None = None,
 ) -> list[Asked | InvalidRequestError]:
-    """Each item's tokens and resolved spans, or in its place why it cannot be scored."""
+    """Each item's tokens and resolved spans, or in its place why it cannot be scored.
+
+    Raises `text_too_long` where all together are over the limit, `at_most` or that of a request.
+    """
     reading = Reading(request.aggregate, request.query, request.normalize, request.first_token)
     inputs = [Input(f"{pointer}/text", item.text) for pointer, item in items]
     texts = tokenize(session, inputs, at_most=at_most)
-    return [_asked(pointer, item, text, reading) for (pointer, item), text in zip(items, texts, strict=True)]
+    found = [
+        _asked(pointer, item, text, reading, request, session)
+        for (pointer, item), text in zip(items, texts, strict=True)
+    ]
+    total, limit = (
+        sum(one.tokens for one in found if isinstance(one, Asked)),
+        at_most or session.limits.max_tokens_per_request,
+    )
+    if total > limit:
+        place = "/items" if items[0][0] else "/candidates"
+        detail = f"With each candidate in the pronoun's place the texts have {total} tokens; a request holds {limit}."
+        raise InvalidRequestError.at(place, "text_too_long", detail, limit=limit, actual=total)
+    return found
 
 
 def read(
@@ -104,44 +129,55 @@ def read(
     )
 
 
-def substituted(session: Session, asked: Sequence[Asked]) -> list[Substitution]:
-    """What the model expects in each pronoun's place: every candidate of every item is tried in one call.
+def expectations(
+    session: Session, asked: Sequence[Asked], *, done: Callable[[int], None] = lambda items: None
+) -> list[Substitution]:
+    """What the model expects in each pronoun's place, from the trials that `prepare` has written.
 
-    Raises `incompatible_options` where the weights hold no output matrix, `text_too_long` for a text that a candidate
-    makes too long.
+    Read in runs, so that other requests get their turn between; `done` is told how many items are. Raises
+    `incompatible_options` where the weights hold no output matrix.
     """
     if session.model.output_matrix is None:
         raise InvalidRequestError.at("/method", "incompatible_options", "The weights hold no output matrix.")
-    sequences, firsts = [], []
-    for one in asked:
-        pronoun = one.question.pronoun
-        for candidate in one.question.candidates:
-            written = substitute(one.text.text, pronoun.start, pronoun.end, candidate.text)
-            if not written.after:
-                continue
-            before, after = (
-                session.tokenize(Input(f"{one.pointer}/text", part), parse_special=False).ids
-                for part in (written.before, written.after)
-            )
-            if len(before) + len(after) > session.max_tokens_per_text:
-                raise too_long(f"{one.pointer}/text", len(before) + len(after), session.max_tokens_per_text)
-            sequences.append([*before, *after])
-            firsts.append(len(before))
-    total, limit = sum(map(len, sequences)), session.limits.max_tokens_per_request
-    if total > limit:
-        detail = f"With a candidate in each pronoun's place the texts have {total} tokens; a request holds {limit}."
-        raise InvalidRequestError.at(asked[0].pointer, "text_too_long", detail, limit=limit, actual=total)
-    scores = iter(session.continuations(sequences, firsts) if sequences else [])
-    return [
-        choose(
-            [
-                next(scores) if one.text.text[one.question.pronoun.end :] else None
-                for _ in one.question.candidates
-            ],
-            gold=one.question.gold,
+    found: list[Substitution] = []
+    start = 0
+    while start < len(asked):
+        end, tokens = start + 1, asked[start].tokens
+        while end < len(asked) and tokens + asked[end].tokens <= RUN_TOKENS:
+            tokens += asked[end].tokens
+            end += 1
+        run = asked[start:end]
+        trials = [trial for one in run for trial in one.trials]
+        scores = iter(
+            session.continuations([t.ids for t in trials], [t.first for t in trials]) if trials else []
         )
-        for one in asked
-    ]
+        for one in run:
+            of_item = [next(scores) if one.trials else None for _ in one.question.candidates]
+            found.append(choose(of_item, gold=one.question.gold))
+        start = end
+        done(start)
+    return found
+
+
+def _trials(pointer: str, text: TokenizedText, question: Question, session: Session) -> tuple[Trial, ...]:
+    """The text with each candidate in the pronoun's place; none where nothing follows the pronoun.
+
+    Raises `text_too_long`.
+    """
+    trials = []
+    for candidate in question.candidates:
+        written = substitute(text.text, question.pronoun.start, question.pronoun.end, candidate.text)
+        if not written.after.strip():
+            return ()
+        # Apart, so that every candidate is scored on the same tokens
+        before, after = (
+            session.tokenize(Input(pointer, part), parse_special=False).ids
+            for part in (written.before, written.after)
+        )
+        if len(before) + len(after) > session.max_tokens_per_text:
+            raise too_long(pointer, len(before) + len(after), session.max_tokens_per_text)
+        trials.append(Trial([*before, *after], len(before)))
+    return tuple(trials)
 
 
 def choose_pairs(pairs: Pairs, session: Session) -> dict[int, list[int]]:
@@ -174,7 +210,12 @@ def _pairs(request: CoreferenceRequest, session: Session) -> Pairs:
 
 
 def _asked(
-    pointer: str, item: Item, text: TokenizedText | InvalidRequestError, reading: Reading
+    pointer: str,
+    item: Item,
+    text: TokenizedText | InvalidRequestError,
+    reading: Reading,
+    request: ScoringRequest,
+    session: Session,
 ) -> Asked | InvalidRequestError:
     if isinstance(text, InvalidRequestError):
         return text
@@ -184,9 +225,10 @@ def _asked(
             resolve(f"{pointer}/candidates/{index}", candidate, text)
             for index, candidate in enumerate(item.candidates)
         ]
-        return Asked(
-            pointer, text, ask(item.text, text.tokens, pronoun, candidates, gold=item.gold, reading=reading)
-        )
+        question = ask(item.text, text.tokens, pronoun, candidates, gold=item.gold, reading=reading)
+        if request.method == "substitution":
+            return Asked(text, question, _trials(f"{pointer}/text", text, question, session))
+        return Asked(text, question)
     except CoreferenceError as error:
         place = "/gold" if error.code == "gold_out_of_range" else "/candidates"
         if error.index is not None:
@@ -208,7 +250,7 @@ def _expected(asked: Asked, substitution: Substitution) -> dict[str, object]:
     described = asdict(substitution)
     if asked.question.gold is None:
         del described["correct"]
-    said = [note for note in asked.question.notes if note.code in NOT_OF_ATTENTION]
+    said = [note for note in asked.question.notes if note.code in WHATEVER_THE_METHOD]
     if described.pop("no_continuation"):
         said.append(Note("no_continuation", "nothing follows the pronoun, so there is nothing to expect"))
     return _result(asked, said, []) | {"substitution": described}

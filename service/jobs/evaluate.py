@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_core.capture import MAX_PADDED_TOKENS
-from attention_core.coreference import HeadAnswer
+from attention_core.coreference import HeadAnswer, Note
 from attention_core.evaluation import (
     NO_CHOICE,
     Evaluation,
@@ -20,13 +19,22 @@ from attention_core.evaluation import (
     HeadAccuracy,
     Item,
     Split,
+    check_split,
     evaluate,
 )
 from service.engine import Session
-from service.errors import MAX_ERRORS, InvalidRequestError
+from service.errors import MAX_ERRORS, FieldError, InvalidRequestError
 from service.formats import json
-from service.jobs.common import all_or_raise, sentence
-from service.jobs.coreference import NOT_OF_ATTENTION, Asked, choose_pairs, prepare, read, substituted
+from service.jobs.common import sentence
+from service.jobs.coreference import (
+    RUN_TOKENS,
+    WHATEVER_THE_METHOD,
+    Asked,
+    choose_pairs,
+    expectations,
+    prepare,
+    read,
+)
 from service.schemas.coreference import EvaluateRequest, LinesRequest, UnreadLine
 
 log = logging.getLogger(__name__)
@@ -42,14 +50,14 @@ def judge(request: EvaluateRequest, session: Session) -> dict[str, object]:
     found = prepare(request.inputs, request, session, at_most=limit)
     asked = [one for one in found if isinstance(one, Asked)]
     if not asked:
-        all_or_raise(found[:MAX_ERRORS])
-    session.allow_tokens(sum(len(one.text) for one in asked))
-
+        raise InvalidRequestError.of(_faults(request, found))
     items = [
         Item(one.question, one.text.text, sent.group)
         for sent, one in zip(request.items, found, strict=True)
         if isinstance(one, Asked)
     ]
+    _check_split(request, items)
+    session.allow_tokens(sum(one.tokens for one in asked))
     if request.method == "substitution":
         return _judge_substitution(request, session, asked, found, items)
     predictions = _predictions(session, asked, chosen, heads)
@@ -70,16 +78,17 @@ def _judge_substitution(
     items: Sequence[Item],
 ) -> dict[str, object]:
     """How often the model's expectation is right. What bounds or explains a head's row says nothing of it."""
-    predictions = np.full((len(asked), 1), NO_CHOICE)
-    for run in _runs(asked):
-        for place, answer in zip(run, substituted(session, [asked[place] for place in run]), strict=True):
-            if answer.predicted is not None:
-                predictions[place, 0] = answer.predicted
-    result = _evaluate(request, items, [(0, 0)], predictions)
+    answers = expectations(session, asked, done=lambda items: _log_progress(items, len(asked)))
+    chosen = [[NO_CHOICE if answer.predicted is None else answer.predicted] for answer in answers]
+    result = _evaluate(request, items, [(0, 0)], np.array(chosen))
+    said = [note for note in result.warnings if note.code in WHATEVER_THE_METHOD]
+    if silent := sum(answer.no_continuation for answer in answers):
+        message = f"in {silent} items nothing follows the pronoun, so there is nothing to expect: all wrong"
+        said.append(Note("no_continuation", message))
     result = replace(
         result,
         parts={name: replace(part, ceiling=None) for name, part in result.parts.items()},
-        warnings=tuple(note for note in result.warnings if note.code in NOT_OF_ATTENTION),
+        warnings=tuple(said),
     )
     judged = _without_empty_sides(asdict(result.heads[0]))
     return _answer(request, session, found, result) | {
@@ -130,8 +139,12 @@ def _predictions(
 
         read(session, [asked[place] for place in run], chosen, add)
         done += len(run)
-        log.info("evaluation", extra={"items_done": done, "items": len(asked)})
+        _log_progress(done, len(asked))
     return predictions
+
+
+def _log_progress(done: int, items: int) -> None:
+    log.info("evaluation", extra={"items_done": done, "items": items})
 
 
 def _runs(asked: Sequence[Asked]) -> Iterator[list[int]]:
@@ -141,7 +154,7 @@ def _runs(asked: Sequence[Asked]) -> Iterator[list[int]]:
     texts = 0
     for place in order:
         if not run or asked[place].text.text != asked[run[-1]].text.text:
-            if run and (texts + 1) * len(asked[place].text) > MAX_PADDED_TOKENS:
+            if run and (texts + 1) * len(asked[place].text) > RUN_TOKENS:
                 yield run
                 run, texts = [], 0
             texts += 1
@@ -155,12 +168,18 @@ def _evaluate(
     heads: Sequence[tuple[int, int]],
     predictions: NDArray[np.int64],
 ) -> Evaluation:
-    split = None if request.split is None else Split(request.split.test_fraction, request.split.seed)
+    return evaluate(items, heads, predictions, split=_split(request), rank_by=request.rank_by)
+
+
+def _split(request: EvaluateRequest) -> Split | None:
+    return None if request.split is None else Split(request.split.test_fraction, request.split.seed)
+
+
+def _check_split(request: EvaluateRequest, items: Sequence[Item]) -> None:
+    """Refuse a split that the items do not allow before the model runs."""
     try:
-        return evaluate(items, heads, predictions, split=split, rank_by=request.rank_by)
+        check_split(items, _split(request))
     except EvaluationError as error:
-        if error.code != "too_few_groups":
-            raise
         raise InvalidRequestError.at(
             "/split", "incompatible_options", f"{sentence(error)} Send null."
         ) from None
@@ -176,20 +195,34 @@ def _skipped(
     """Lines that could not be read, items that cannot be scored, and those with nothing to choose between."""
     yield from (line.model_dump(exclude_none=True) for line in _unread(request))
     for place, (sent, one) in enumerate(zip(request.items, found, strict=True)):
-        where: dict[str, Any] = {"pointer": f"/items/{place}"}
-        if isinstance(request, LinesRequest):
-            where = {"line": request.lines[place]}
-        if sent.id is not None:
-            where["id"] = sent.id
         if isinstance(one, InvalidRequestError):
             fault = one.errors[0]
-            yield {**where, "code": fault.code, "detail": fault.detail}
         elif len(one.question.candidates) == 1:
-            yield {
-                **where,
-                "code": "single_candidate",
-                "detail": "With one candidate there is nothing to choose.",
-            }
+            detail = "With one candidate there is nothing to choose."
+            fault = FieldError(f"/items/{place}", "single_candidate", detail)
+        else:
+            continue
+        where: dict[str, Any] = {"pointer": fault.pointer}
+        detail = fault.detail
+        if isinstance(request, LinesRequest):  # the pointer's rest is what lies within the line
+            inside = fault.pointer.removeprefix(f"/items/{place}")
+            where, detail = {"line": request.lines[place]}, f"{inside}: {detail}" if inside else detail
+        if sent.id is not None:
+            where["id"] = sent.id
+        yield {**where, "code": fault.code, "detail": detail}
+
+
+def _faults(request: EvaluateRequest, found: Sequence[Asked | InvalidRequestError]) -> list[FieldError]:
+    """Why no item at all can be scored."""
+    every = sorted(_skipped(request, found), key=lambda one: one.get("line", 0))
+    return [
+        FieldError(
+            one.get("pointer", ""),
+            one["code"],
+            f"Line {one['line']}: {one['detail']}" if "line" in one else one["detail"],
+        )
+        for one in every[:MAX_ERRORS]
+    ]
 
 
 def _without_empty_sides(head: dict[str, object]) -> dict[str, object]:

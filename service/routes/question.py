@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.exceptions import NotFound
 
-from service.body import ALIASES, Kind, presentation, read_json, read_query
+from service.body import ALIASES, JSON, Kind, check_media_type, presentation, read_json, read_query
 from service.engine import Session
 from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError, TooLargeError
 from service.formats.negotiation import Format, Parameter, choose, options_of
@@ -113,10 +113,11 @@ class Question(Generic[R]):
 
         The request is the body's JSON, or what `read` reads from the body and the query.
         """
+        check_media_type((JSON, *self.also))  # before what of the query goes with it
         how = presentation(self._presentation, others=self.query if read else ())
         written = self._choose(how.get("format"))
         options = options_of(how, self.parameters)
-        return ask(self.job, read() if read else read_json(self.request, also=self.also), written, options)
+        return ask(self.job, read() if read else read_json(self.request), written, options)
 
     def get(self, name: str | None = None) -> Response:
         """The same for a request in the URL; `name` is the format that the path ends in."""
@@ -155,6 +156,9 @@ class Question(Generic[R]):
     def _asked(self) -> list[dict[str, Any]]:
         """What a URL can say of the request, as OpenAPI parameters."""
         schema = self.request.model_json_schema()
+        beside = "As in the body of the POST."
+        if self.also:
+            beside = f"Only beside {', '.join(self.also)}; a JSON body says it itself."
 
         def form(name: str) -> dict[str, Any]:
             if self.query[name] in _IN_URL:
@@ -164,7 +168,7 @@ class Question(Generic[R]):
             return {key: value for key, value in found.items() if key not in ("title", "description")}
 
         described = [
-            _described(name, form(name), "As in the body of the POST.", required=name in REQUIRED)
+            _described(name, form(name), beside, required=name in REQUIRED and not self.also)
             for name in self.query
         ]
         for alias in self._aliases:

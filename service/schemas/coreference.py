@@ -1,4 +1,4 @@
-"""POST /v1/coreference."""
+"""/v1/coreference and /v1/coreference/evaluate."""
 
 from __future__ import annotations
 
@@ -267,19 +267,26 @@ class CandidateInfo(Answer):
     token_indices: list[int]
     exact: bool
     visible: bool = Field(description="False when it comes after the pronoun, whose row cannot see it.")
-    has_first_token: bool = Field(description="Token 0 draws attention whatever it is.")
+    has_first_token: bool = Field(description="It holds token 0, which draws attention whatever it is.")
 
 
 class HeadChoice(Answer):
-    """How much attention one head pays to each candidate from the pronoun's last token."""
+    """How much attention one head pays to each candidate from the pronoun, as the options say."""
 
     layer: int
     head: int
-    scores: list[float | None] = Field(description="One per candidate; null where not visible.")
-    predicted: int | None = Field(description="Index of the candidate attended to most; null on a tie.")
+    scores: list[float | None] = Field(
+        description="One per candidate; null where it is not visible, is token 0 alone and that does not count, or "
+        "where there is nothing to divide by (`no_attention`)."
+    )
+    predicted: int | None = Field(
+        description="Index of the candidate attended to most; null on a tie, and where none has a score above 0."
+    )
     tie: bool
     margin: float | None = Field(description="Best score less the second best.")
-    within_noise: bool = Field(description="The margin is below the exactness of the weights, 2e-4.")
+    within_noise: bool = Field(
+        description="The margin is below the exactness of the weights, 2e-4, divided as the scores were."
+    )
     mass_on_candidates: float
     mass_on_first_token: float
     correct: bool | None = Field(None, description="Only with `gold`.")
@@ -292,7 +299,7 @@ class Baselines(Answer):
     nearest: int
 
 
-class Substituted(Answer):
+class SubstitutionInfo(Answer):
     """How likely the model finds the rest of the text with each candidate in the pronoun's place."""
 
     scores: list[float | None] = Field(
@@ -301,7 +308,7 @@ class Substituted(Answer):
     predicted: int | None
     tie: bool
     margin: float | None
-    within_noise: bool
+    within_noise: bool = Field(description="The margin is below 1e-4 nats, which another machine may turn.")
     correct: bool | None = Field(None, description="Only with `gold`.")
 
 
@@ -312,7 +319,7 @@ class CoreferenceResult(Answer):
     pronoun: PronounInfo
     candidates: list[CandidateInfo]
     heads: list[HeadChoice] = Field(description="Empty with `method: substitution`.")
-    substitution: Substituted | None = Field(None, description="Only with `method: substitution`.")
+    substitution: SubstitutionInfo | None = Field(None, description="Only with `method: substitution`.")
     baselines: Baselines
     warnings: list[Warning]
 
@@ -338,7 +345,7 @@ class PartInfo(Answer):
 
     n: int
     first: Accuracy = Field(description="The first candidate in the text, whatever the head does.")
-    nearest: Accuracy = Field(description="The last candidate before the pronoun.")
+    nearest: Accuracy = Field(description="The last candidate before the pronoun, else the closest after it.")
     random: float | None = Field(description="One of the candidates by chance.")
     ceiling: float | None = Field(
         description="No head can be right more often: items that are equal up to the pronoun look the same to it."
@@ -427,7 +434,7 @@ class EvaluateAnswer(Answer):
         description="Items with an answer that counts: readable, with two candidates or more."
     )
     skipped: list[SkippedItem]
-    baselines: PartInfo = Field(description="On all scored items; `parts` has them for each side of a split.")
+    baselines: PartInfo = Field(description="On all scored items: `parts.all`.")
     ceiling: float | None
     parts: Parts
     heads: list[JudgedHead] = Field(
@@ -439,5 +446,6 @@ class EvaluateAnswer(Answer):
     grid: Grid | None = Field(None, description="Absent with `method: substitution`.")
     warnings: list[Warning]
     request: dict[str, Any] = Field(
-        description="The options with every default filled in; of the items the SHA-256 of their canonical JSON."
+        description="The options with their defaults (`heads` null: all); of the items the SHA-256 of their canonical "
+        "JSON."
     )

@@ -12,6 +12,8 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from attention_core import evaluation as core
+from attention_core.evaluation import held_out
 from service.schemas.coreference import CoreferenceAnswer, EvaluateAnswer
 from tests.conftest import MakeApp
 from tests.service.test_answers import eager, ids_of, post
@@ -225,7 +227,7 @@ def test_an_evaluation_counts_what_single_requests_answer(client: FlaskClient) -
     assert (answer["n"], answer["scored"]) == (6, 4)
     assert [(one["pointer"], one["id"], one["code"]) for one in answer["skipped"]] == [
         ("/items/3", "alone", "single_candidate"),
-        ("/items/4", "bad", "span_not_found"),
+        ("/items/4/pronoun", "bad", "span_not_found"),
     ]
     single = post(client, "/v1/coreference", {"items": SCORED, "heads": "all"}, CoreferenceAnswer)["results"]
     assert len(answer["heads"]) == LAYERS * HEADS
@@ -279,7 +281,7 @@ def test_json_lines_are_the_same_and_a_bad_line_is_reported_by_number(client: Fl
         "{broken",
         ITEMS[1],
         {**ITEM, "gold": None},
-        '{"text": "a", "text": "b"}',
+        json.dumps(ITEMS[1])[:-1] + ', "gold": 1}',
         *ITEMS[2:],
     ]
     response = client.post(
@@ -309,7 +311,7 @@ def test_json_lines_are_the_same_and_a_bad_line_is_reported_by_number(client: Fl
     assert [(one["line"], one["code"]) for one in answer["skipped"]] == [
         (3, "malformed_line"),
         (5, "wrong_type"),
-        (6, "missing_field"),
+        (6, "malformed_line"),
         (8, "single_candidate"),
         (9, "span_not_found"),
     ]
@@ -329,6 +331,17 @@ def test_lines_without_a_single_item_are_refused(client: FlaskClient) -> None:
 
     assert send("{\n[1]\n")["errors"][0]["detail"].startswith("Line 1: ")
     assert send("\n \n")["errors"][0]["code"] == "missing_field"
+    unresolved = send("{\n\n" + lines([ITEMS[4], {**ITEM, "candidates": [{"text": "dog"}]}]))["errors"]
+    assert [(one["pointer"], one["detail"][:18]) for one in unresolved] == [
+        ("", "Line 1: The line i"),
+        ("", "Line 3: /pronoun: "),
+        ("", "Line 4: /candidate"),
+    ]
+    url = "/v1/coreference/evaluate?heads=L0H0"  # options in the URL, but no JSON Lines
+    for media_type in ("text/plain", "application/x-ndjson; charset=latin-1"):
+        refused = client.post(url, data=lines([ITEM]), content_type=media_type)
+        problem(refused, 415)
+        assert refused.headers["Accept-Post"].endswith("application/x-ndjson")
     refused = client.post("/v1/coreference/evaluate", data="a", content_type="text/plain")
     assert refused.headers["Accept-Post"] == "application/json, application/x-ndjson"
     problem(refused, 415)
@@ -400,7 +413,7 @@ def test_items_are_read_in_runs_and_every_text_once(
     client = app.test_client()
     body = {"items": [*ITEMS[:3], *ITEMS[:3], ITEMS[5]], "split": None, "heads": "all"}
     whole = post(client, "/v1/coreference/evaluate", body, EvaluateAnswer)
-    monkeypatch.setattr("service.jobs.evaluate.MAX_PADDED_TOKENS", 1)  # a run for every text
+    monkeypatch.setattr("service.jobs.evaluate.RUN_TOKENS", 1)  # a run for every text
     reader = app.extensions["engine"].model.reader
     read: list[int] = []
     original = reader.read
@@ -416,3 +429,137 @@ def test_items_are_read_in_runs_and_every_text_once(
         del reader.read
     assert read == [1, 1, 1]
     assert runs["heads"] == whole["heads"]
+
+
+EASY = [
+    {
+        "text": f"the {first} sat on the {second}, it is {place}",
+        "pronoun": {"text": "it"},
+        "candidates": [{"text": first}, {"text": second}],
+        "gold": place % 2,
+        "group": f"g{place // 2}",
+    }
+    for place, (first, second) in enumerate(
+        (a, b)
+        for a in ("cat", "dog", "ox")
+        for b in ("mat", "on", "hat", "is", "up")
+        if a != b and b != "on" and b != "is"
+    )
+]
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("fraction", [0.25, 0.6])
+@pytest.mark.parametrize("rank_by", ["accuracy", "balanced"])
+def test_an_evaluation_is_the_cores_of_single_answers(
+    client: FlaskClient, seed: int, fraction: float, rank_by: str
+) -> None:
+    split = {"test_fraction": fraction, "seed": seed}
+    body = {"items": EASY, "split": split, "rank_by": rank_by, "top": 10_000}
+    answer = post(client, "/v1/coreference/evaluate", body, EvaluateAnswer)
+    plain = [{name: value for name, value in item.items() if name != "group"} for item in EASY]
+    single = post(client, "/v1/coreference", {"items": plain, "heads": "all"}, CoreferenceAnswer)["results"]
+    right = {
+        (head["layer"], head["head"]): [result["heads"][place]["correct"] for result in single]
+        for place, head in enumerate(single[0]["heads"])
+    }
+    groups = sorted({item["group"] for item in EASY})
+    held = held_out(groups, core.Split(fraction, seed))
+    test = [dict(zip(groups, held, strict=True))[item["group"]] for item in EASY]
+    assert 0 < sum(test) < len(EASY)
+    assert answer["parts"]["test"]["n"] == sum(test)
+
+    def value(head: tuple[int, int]) -> float:
+        """On dev"""
+        sides = [
+            [
+                ok
+                for ok, item, out in zip(right[head], EASY, test, strict=True)
+                if not out and item["gold"] in golds
+            ]
+            for golds in (((0, 1),) if rank_by == "accuracy" else ((0,), (1,)))
+        ]
+        return float(np.mean([np.mean(side) for side in sides]))
+
+    ranked = sorted(right, key=lambda head: (-round(value(head), 9), head))
+    assert [(one["layer"], one["head"]) for one in answer["heads"]] == ranked
+    assert answer["best"]["value"] == pytest.approx(value(ranked[0]))
+    for one in answer["heads"]:
+        correct = right[one["layer"], one["head"]]
+        on_test = sum(ok for ok, out in zip(correct, test, strict=True) if out)
+        assert (one["all"]["correct"], one["test"]["correct"]) == (sum(correct), on_test)
+        assert answer["grid"]["accuracy"][one["layer"]][one["head"]] == pytest.approx(on_test / sum(test))
+    assert answer["request"]["split"] == split
+
+
+def test_the_sha256_of_the_items_changes_with_a_gold(client: FlaskClient) -> None:
+    one, other = (
+        post(client, "/v1/coreference/evaluate", {"items": items, "heads": [[0, 0]]}, EvaluateAnswer)[
+            "request"
+        ]
+        for items in (EASY, [{**EASY[0], "gold": 1}, *EASY[1:]])
+    )
+    assert one["items_sha256"] != other["items_sha256"]
+    assert {**one, "items_sha256": ""} == {**other, "items_sha256": ""}
+
+
+@pytest.mark.parametrize("method", ["attention", "substitution"])
+def test_an_evaluation_tells_the_log_how_far_it_is(
+    client: FlaskClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    for module in ("evaluate", "coreference"):
+        monkeypatch.setattr(f"service.jobs.{module}.RUN_TOKENS", 60)
+    with caplog.at_level("INFO", logger="service.jobs.evaluate"):
+        post(client, "/v1/coreference/evaluate", {"items": EASY, "method": method}, EvaluateAnswer)
+    done = [(record.items_done, record.items) for record in caplog.records if record.message == "evaluation"]  # type: ignore[attr-defined]
+    assert len(done) > 2
+    assert done == sorted(done)
+    assert done[-1] == (len(EASY), len(EASY))
+
+
+def test_many_candidates_do_not_make_a_substitution_evaluation_too_long(make_app: MakeApp) -> None:
+    client = make_app(max_tokens_per_request=100).test_client()
+    body = {"items": EASY, "method": "substitution", "split": None}
+    answer = post(client, "/v1/coreference/evaluate", body, EvaluateAnswer)
+    assert answer["scored"] == len(EASY)
+    refused = problem(
+        make_app(max_tokens_per_evaluation=300).test_client().post("/v1/coreference/evaluate", json=body), 422
+    )
+    assert (refused["errors"][0]["pointer"], refused["errors"][0]["code"]) == ("/items", "text_too_long")
+    assert refused["limit"] == 300
+
+
+def test_a_text_that_a_candidate_makes_too_long_does_not_sink_the_rest(make_app: MakeApp) -> None:
+    short = {"text": "the cat, it", "pronoun": {"text": "it"}, "candidates": [{"text": "the cat"}]}
+    long = {**ITEM, "gold": 0}
+    tokens = (
+        make_app().test_client().post("/v1/tokenize", json={"text": TEXT}).get_json()["results"][0]["tokens"]
+    )
+    client = make_app(max_tokens_per_text=len(tokens)).test_client()
+    items = {
+        "items": [{**long, "pronoun": {"text": "mat"}, "candidates": [{"text": "the cat sat on"}]}, short]
+    }
+    problem(client.post("/v1/coreference", json={**items, "method": "substitution"}), 422)
+    body = {**items, "method": "substitution", "on_error": "skip"}
+    first, second = post(client, "/v1/coreference", body, CoreferenceAnswer)["results"]
+    assert (first["error"]["code"], first["error"]["pointer"]) == ("text_too_long", "/items/0/text")
+    assert "substitution" in second
+
+
+def test_a_split_that_cannot_be_is_refused_before_the_model_is_asked(make_app: MakeApp) -> None:
+    app = make_app()
+    app.extensions["engine"].model.reader.read = None  # would be a 500
+    try:
+        body = {"items": [{**item, "group": "one"} for item in EASY]}
+        errors = problem(app.test_client().post("/v1/coreference/evaluate", json=body), 422)["errors"]
+    finally:
+        del app.extensions["engine"].model.reader.read
+    assert (errors[0]["pointer"], errors[0]["code"]) == ("/split", "incompatible_options")
+
+
+def test_substitution_is_warned_of_in_words_that_hold_for_it(client: FlaskClient) -> None:
+    body = {"items": [*EASY, {**EASY[0], "text": "the cat sat on the mat, it"}], "method": "substitution"}
+    warnings = post(client, "/v1/coreference/evaluate", body, EvaluateAnswer)["warnings"]
+    assert {one["code"] for one in warnings} == {"too_few_items", "no_continuation"}
+    assert not any("head" in one["message"] for one in warnings)
+    assert "in 1 items nothing follows the pronoun" in warnings[-1]["message"]

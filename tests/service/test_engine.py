@@ -227,3 +227,13 @@ def test_a_job_past_the_watchdog_makes_the_engine_not_ready_until_it_ends(start:
     hanging.join()
     assert engine.alive
     assert engine.model is NOTHING
+
+
+def test_an_evaluation_has_a_deadline_for_every_longest_text_it_could_hold(start: Start) -> None:
+    with ready(start()).admit() as session:
+        before = session.deadline
+        session.allow_tokens(3)
+        assert session.deadline == before
+        session.allow_tokens(5 * session.limits.max_tokens_per_text)
+        assert session.deadline.seconds == 5 * before.seconds
+        assert session.deadline.at == pytest.approx(before.at + 4 * before.seconds)

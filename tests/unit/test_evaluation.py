@@ -338,7 +338,9 @@ def test_the_head_is_chosen_on_dev_and_reported_on_test() -> None:
         *(accuracy(8, 16), accuracy(9, 18), accuracy(17, 34))
     ]
     assert codes(got) == ["too_few_items"]
-    assert got.warnings[0].message.startswith("dev has 16 and test has 18 scored items, fewer than 30")
+    assert got.warnings[0].message.startswith(
+        "there are 16 dev and 18 test items that are scored, fewer than 30"
+    )
 
 
 @settings(deadline=None)
@@ -542,7 +544,7 @@ def test_one_side_without_items_leaves_balanced_undefined() -> None:
     assert undefined.heads == got.heads
     assert codes(got) == codes(undefined) == ["too_few_items", "one_sided_gold"]
     assert got.warnings[1].message.startswith(
-        "on all the gold candidate is always the first one: a head that attends"
+        "of all items the gold candidate is always the first one: what goes by the place"
     )
 
 
@@ -551,8 +553,8 @@ def test_a_part_with_gold_on_one_side_only_is_named() -> None:
     items = numbered([0 if side else 1 for side in test], groups=["a", "b"])
     got = evaluate(items, coin_heads(2), [[0, 0], [0, 0]], split=Split(0.5))
     assert [note.message.split(":")[0] for note in got.warnings if note.code == "one_sided_gold"] == [
-        "on test the gold candidate is always the first one",
-        "on dev the gold candidate is never the first one",
+        "of test items the gold candidate is always the first one",
+        "of dev items the gold candidate is never the first one",
     ]
 
 
