@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,10 +34,12 @@ def text_facts(ids: Sequence[int], texts: Sequence[str] | None = None) -> TextFa
         raise ShapeError("tokens", expected="at least 1", got=0)
     if texts is not None and len(texts) != len(ids):
         raise ShapeError("texts", expected=f"one for each of {len(ids)} tokens", got=len(texts))
-    if not all(isinstance(one, int) for one in ids):
-        raise ShapeError("ids", expected="whole numbers", got="others")
+    try:
+        whole = [operator.index(one) for one in ids]  # numpy's and torch's integers too
+    except TypeError:
+        raise ShapeError("ids", expected="whole numbers", got="others") from None
     punctuation = [False] * len(ids) if texts is None else [is_punctuation(text) for text in texts]
-    return TextFacts(torch.tensor(list(ids)), torch.tensor(punctuation))
+    return TextFacts(torch.tensor(whole), torch.tensor(punctuation))
 
 
 def is_punctuation(text: str) -> bool:

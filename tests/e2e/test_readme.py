@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from service.weights import ModelFiles
 from tests.e2e.conftest import Server
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +42,21 @@ def test_a_command_gives_the_output_shown(server: Server, example: str) -> None:
     command = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout.strip() == output, done.stderr
+
+
+def test_the_python_examples_run_one_after_the_other_and_print_what_they_say(files: ModelFiles) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    code = "\n".join(blocks)
+    hub_id = '"Qwen/Qwen2.5-0.5B"'
+    assert code.count(hub_id) == 1
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace(hub_id, repr(str(files.folder)))],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert len(said) == 3
+    assert done.stdout.splitlines()[-3:] == said
