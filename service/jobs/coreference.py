@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from attention_core import coreference
 from attention_core.coreference import CoreferenceError, HeadAnswer, Note, Question, Reading, ask, notes
@@ -94,7 +94,7 @@ def prepare(
 
     Raises `text_too_long` where all together are over the limit, `at_most` or that of a request.
     """
-    reading = Reading(request.aggregate, request.query, request.normalize, request.first_token)
+    reading = Reading(**{one.name: getattr(request, one.name) for one in fields(Reading)})
     inputs = [Input(f"{pointer}/text", item.text) for pointer, item in items]
     texts = tokenize(session, inputs, at_most=at_most)
     found = [

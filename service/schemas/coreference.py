@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from attention_core.coreference import Aggregate, FirstToken, Normalize, Reading
+from attention_core.evaluation import RankBy
 from service.schemas.attention import SkippedResult
 from service.schemas.common import (
     LARGEST_SEED,
@@ -55,19 +58,17 @@ class ScoringRequest(AsksAboutTexts):
         description="`substitution`: instead of attention, how likely the model finds the rest of the text with each "
         "candidate in the pronoun's place (Trinh & Le 2018, partial scoring).",
     )
-    aggregate: Literal["sum", "mean", "max", "last", "head_word"] = Field(
+    aggregate: Aggregate = Field(
         "sum",
         description="Over a candidate's tokens: all the weight (favours long names), its mean, its largest, its last "
         "token's, or that of its last word.",
     )
-    query: Literal["last", "first", "mean"] = Field(
-        "last", description="Which of the pronoun's tokens looks."
-    )
-    normalize: Literal["none", "candidates", "exclude_sink"] = Field(
+    query: QueryTokens = Field("last", description="Which of the pronoun's tokens looks.")
+    normalize: Normalize = Field(
         "none",
         description="`candidates`: shares of what all candidates get. `exclude_sink`: shares of what token 0 leaves.",
     )
-    first_token: Literal["keep", "drop"] = Field(
+    first_token: FirstToken = Field(
         "keep", description="`drop`: token 0, which draws attention whatever it is, counts for no candidate."
     )
     heads: Pairs | None = None
@@ -75,7 +76,7 @@ class ScoringRequest(AsksAboutTexts):
     @model_validator(mode="after")
     def _substitution_reads_no_attention(self) -> Self:
         if self.method == "substitution":
-            options = ("aggregate", "query", "normalize", "first_token", "heads")
+            options = (*(one.name for one in dataclasses.fields(Reading)), "heads")
             fields = type(self).model_fields
             if given := [name for name in options if getattr(self, name) != fields[name].default]:
                 raise PydanticCustomError(
@@ -218,7 +219,7 @@ class EvaluateRequest(ScoringRequest):
         Split(),
         description="Null: no split; what is best of all is then also judged on all, which flatters it.",
     )
-    rank_by: Literal["accuracy", "balanced"] = Field(
+    rank_by: RankBy = Field(
         "accuracy",
         description="`balanced`: the mean of the accuracy where the right candidate is the first and where it is not.",
     )
