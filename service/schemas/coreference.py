@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from attention_core.coreference import Aggregate, FirstToken, Normalize, Reading
+from attention_core.coreference import Aggregate, FirstToken, Normalize, QueryTokens, Reading
 from attention_core.evaluation import RankBy
 from service.schemas.attention import SkippedResult
 from service.schemas.common import (
