@@ -103,7 +103,7 @@ class AttentionReader:
 
         sequences       token ids per text, none empty
         heads           {layer: heads of it}; layers above the last named one do not run
-        queries         row indices per text, ascending; None reads every row
+        queries         row indices per text, ascending; None reads every row. The text is run up to the last of them
         weighting       what the rows hold: one of the three above
         before_layer    called with the layer's index before its attention is computed; may raise to stop the run
 
@@ -119,6 +119,8 @@ class AttentionReader:
         self._validate(sequences, wanted, rows)
         if not wanted:
             return
+        # What stands after the last row asked for cannot change it: the model is causal
+        sequences = [ids[: max(of_text, default=0) + 1] for ids, of_text in zip(sequences, rows, strict=True)]
         device = self.backbone.device
         for texts in batches([len(ids) for ids in sequences], max_padded_tokens):
             longest = max(len(sequences[text]) for text in texts)

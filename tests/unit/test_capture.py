@@ -305,3 +305,25 @@ def test_every_weighting_is_the_same_batched_in_blocks_and_by_row(
         rows: list[Rows] = []
         exact.read([ids], {1: [4]}, rows.append, queries=[[3, 5]], weighting=weighting)  # type: ignore[arg-type]
         assert torch.allclose(rows[0].weights[0, 1], alone[1, 4, 5, :6], atol=1e-12)
+
+
+def test_a_text_is_run_no_further_than_the_last_row_asked_for() -> None:
+    reader = AttentionReader(tiny_backbone())
+    shapes: list[tuple[int, ...]] = []
+    hook = reader.backbone.layers[0].register_forward_pre_hook(
+        lambda module, given: shapes.append(tuple(given[0].shape[:2]))
+    )
+    short: list[Rows] = []
+    try:
+        reader.read([list(range(60, 77)), list(range(80, 93))], {0: [1]}, short.append, queries=[[2, 6], [4]])
+    finally:
+        hook.remove()
+    assert shapes == [(2, 7)]
+    whole: dict[int, Rows] = {}
+    reader.read(
+        [list(range(60, 77)), list(range(80, 93))], {0: [1]}, lambda rows: whole.update({rows.text: rows})
+    )
+    for rows in short:
+        keys = rows.queries[-1] + 1
+        expected = whole[rows.text].weights[:, list(rows.queries), :keys]
+        assert torch.allclose(rows.weights, expected, atol=1e-5)
