@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from service.formats import json, page, records
-from service.formats.negotiation import SPREADSHEET, Format, Payload
+from service.formats import page
+from service.formats.negotiation import SPREADSHEET, Format, Payload, table_formats
 from service.formats.records import flat, of_model
 
 PARAMETERS = (SPREADSHEET,)
@@ -50,17 +50,7 @@ def _records(result: Mapping[str, Any]) -> Iterator[dict[str, object]]:
             }
 
 
-FORMATS = (
-    Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload)),
-    Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(rows(payload))),
-    Format(
-        "csv",
-        records.CSV_MEDIA_TYPE,
-        lambda payload, options: records.csv(rows(payload), spreadsheet=options.spreadsheet),
-        charset=True,
-        file_name="coreference.csv",
-    ),
-)
+FORMATS = (*table_formats(rows, "coreference.csv"),)
 
 
 def judged(payload: Payload) -> list[dict[str, object]]:
@@ -71,15 +61,7 @@ def judged(payload: Payload) -> list[dict[str, object]]:
 
 
 EVALUATION_FORMATS = (
-    Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload)),
-    Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(judged(payload))),
-    Format(
-        "csv",
-        records.CSV_MEDIA_TYPE,
-        lambda payload, _: records.csv(judged(payload)),
-        charset=True,
-        file_name="evaluation.csv",
-    ),
+    *table_formats(judged, "evaluation.csv"),
     Format(
         "html",
         page.MEDIA_TYPE,

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from service.errors import InvalidRequestError
-from service.formats import drawing, head_grid, head_table, json, page, records
-from service.formats.negotiation import COLORMAP, WIDTH, Format, Options, Parameter, Payload, picture_formats
+from service.formats import drawing, head_grid, head_table, json, page
+from service.formats.negotiation import (
+    COLORMAP,
+    WIDTH,
+    Format,
+    Options,
+    Parameter,
+    Payload,
+    picture_formats,
+    table_formats,
+)
 from service.schemas.common import AsksAboutTexts
 from service.schemas.heads import HeadsRequest
 
@@ -27,15 +36,7 @@ def _check_color(question: AsksAboutTexts, options: Options) -> None:
 
 
 FORMATS = (
-    Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload)),
-    Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(head_table.rows(payload))),
-    Format(
-        "csv",
-        records.CSV_MEDIA_TYPE,
-        lambda payload, _: records.csv(head_table.rows(payload)),
-        charset=True,
-        file_name="heads.csv",
-    ),
+    *table_formats(head_table.rows, "heads.csv"),
     *picture_formats(_picture, _check_color),
     Format(
         "html",

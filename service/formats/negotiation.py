@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.errors import FieldError, InvalidRequestError, NotAcceptableError
-from service.formats import drawing, json
+from service.formats import drawing, json, records
 from service.schemas.common import AsksAboutTexts
 
 Payload = Mapping[str, object]
@@ -122,6 +122,23 @@ def picture_formats(
             check,
             compact=True,
             exact=True,
+        ),
+    )
+
+
+def table_formats(
+    rows: Callable[[Payload], list[dict[str, object]]], file_name: str
+) -> tuple[Format, Format, Format]:
+    """The answer as it is, and its flat records as JSON and as CSV."""
+    return (
+        Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload)),
+        Format("rows", json.MEDIA_TYPE, lambda payload, _: json.dumps(rows(payload))),
+        Format(
+            "csv",
+            records.CSV_MEDIA_TYPE,
+            lambda payload, options: records.csv(rows(payload), spreadsheet=options.spreadsheet),
+            charset=True,
+            file_name=file_name,
         ),
     )
 

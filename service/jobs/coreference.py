@@ -101,10 +101,8 @@ def prepare(
         _asked(pointer, item, text, reading, request, session)
         for (pointer, item), text in zip(items, texts, strict=True)
     ]
-    total, limit = (
-        sum(one.tokens for one in found if isinstance(one, Asked)),
-        at_most or session.limits.max_tokens_per_request,
-    )
+    total = sum(one.tokens for one in found if isinstance(one, Asked))
+    limit = at_most or session.limits.max_tokens_per_request
     if total > limit:
         place = "/items" if items[0][0] else "/candidates"
         detail = f"With each candidate in the pronoun's place the texts have {total} tokens; a request holds {limit}."

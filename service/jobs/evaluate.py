@@ -111,7 +111,7 @@ def _answer(
         "model": session.model.provenance,
         "n": len(found) + len(_unread(request)),
         "scored": result.scored,
-        "skipped": sorted(_skipped(request, found), key=lambda one: one.get("line", 0)),
+        "skipped": _skipped(request, found),
         "baselines": parts["all"],
         "ceiling": result.parts["all"].ceiling,
         "parts": parts,
@@ -189,11 +189,9 @@ def _unread(request: EvaluateRequest) -> list[UnreadLine]:
     return request.unread if isinstance(request, LinesRequest) else []
 
 
-def _skipped(
-    request: EvaluateRequest, found: Sequence[Asked | InvalidRequestError]
-) -> Iterator[dict[str, Any]]:
-    """Lines that could not be read, items that cannot be scored, and those with nothing to choose between."""
-    yield from (line.model_dump(exclude_none=True) for line in _unread(request))
+def _skipped(request: EvaluateRequest, found: Sequence[Asked | InvalidRequestError]) -> list[dict[str, Any]]:
+    """Lines that could not be read, items that cannot be scored, and those with nothing to choose between, in order."""
+    skipped: list[dict[str, Any]] = [line.model_dump(exclude_none=True) for line in _unread(request)]
     for place, (sent, one) in enumerate(zip(request.items, found, strict=True)):
         if isinstance(one, InvalidRequestError):
             fault = one.errors[0]
@@ -209,19 +207,19 @@ def _skipped(
             where, detail = {"line": request.lines[place]}, f"{inside}: {detail}" if inside else detail
         if sent.id is not None:
             where["id"] = sent.id
-        yield {**where, "code": fault.code, "detail": detail}
+        skipped.append({**where, "code": fault.code, "detail": detail})
+    return sorted(skipped, key=lambda one: one.get("line", 0))
 
 
 def _faults(request: EvaluateRequest, found: Sequence[Asked | InvalidRequestError]) -> list[FieldError]:
     """Why no item at all can be scored."""
-    every = sorted(_skipped(request, found), key=lambda one: one.get("line", 0))
     return [
         FieldError(
             one.get("pointer", ""),
             one["code"],
             f"Line {one['line']}: {one['detail']}" if "line" in one else one["detail"],
         )
-        for one in every[:MAX_ERRORS]
+        for one in _skipped(request, found)[:MAX_ERRORS]
     ]
 
 

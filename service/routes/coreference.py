@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, request
+from flask import Blueprint
 
-from service.body import NDJSON, Kind, read_lines
+from service.body import Kind
 from service.formats import coreference as formats
 from service.jobs import coreference, evaluate
 from service.routes.question import Question
@@ -44,7 +44,7 @@ ATTENDS = Question(
 EVALUATION = Question(
     name="evaluate_coreference",
     summary="How often is a head right?",
-    description="Accuracy of many heads on many items.",
+    description="Accuracy of many heads on many items, as JSON, or as JSON Lines with the options in the URL.",
     tag="coreference",
     request=EvaluateRequest,
     answer=EvaluateAnswer,
@@ -52,17 +52,9 @@ EVALUATION = Question(
     formats=formats.EVALUATION_FORMATS,
     query={**SCORING, "split": "numbers", "rank_by": "text", "top": "integer"},  # beside JSON Lines
     parameters=(),
-    also=(NDJSON,),
+    lines=(LinesRequest, EvaluationItem),
 )
 
 
 ATTENDS.register(bp, "/v1/coreference")
-
-
-@bp.post("/v1/coreference/evaluate")
-@EVALUATION.describe_post(lines=EvaluationItem)
-def evaluate_coreference() -> Response:
-    """Accuracy of many heads on many items, as JSON, or as JSON Lines with the options in the URL."""
-    if request.mimetype == NDJSON:
-        return EVALUATION.post(lambda: read_lines(LinesRequest, EvaluationItem, EVALUATION.query))
-    return EVALUATION.post()
+EVALUATION.register_post(bp, "/v1/coreference/evaluate")

@@ -12,11 +12,21 @@ from pydantic import BaseModel
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.exceptions import NotFound
 
-from service.body import ALIASES, JSON, Kind, check_media_type, presentation, read_json, read_query
+from service.body import (
+    ALIASES,
+    JSON,
+    NDJSON,
+    Kind,
+    check_media_type,
+    presentation,
+    read_json,
+    read_lines,
+    read_query,
+)
 from service.engine import Session
 from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError, TooLargeError
 from service.formats.negotiation import Format, Parameter, choose, options_of
-from service.routes.common import ASKING, View, ask, describes
+from service.routes.common import ASKING, ask, describes
 from service.schemas.common import AsksAboutTexts
 
 R = TypeVar("R", bound=AsksAboutTexts)
@@ -42,6 +52,8 @@ REQUIRED = ("text", "pronoun", "candidates")
 class Question(Generic[R]):
     """A question, its answer's formats, and what of it a URL can say (`query`: one text, names and numbers).
 
+    With `lines` a POST takes JSON Lines too, and its URL what `query` says.
+
     `register` gives it its routes. `name` is the POST's in the contract; `summary` and `description` say what it asks.
     """
 
@@ -55,11 +67,11 @@ class Question(Generic[R]):
     formats: Sequence[Format]
     query: Mapping[str, Kind]
     parameters: Sequence[Parameter]
-    also: Sequence[str] = ()  # other media types than JSON that a POST may have
+    lines: tuple[type[R], type[BaseModel]] | None = None  # of a POST as JSON Lines: the whole, and one line
 
     def register(self, blueprint: Blueprint, path: str) -> None:
         """The three routes: POST; GET; and GET with a format's name as the path's ending."""
-        self._add(blueprint, path, "post", self.name, self.describe_post(), self.post)
+        self.register_post(blueprint, path)
         one_text = describes(
             f"{self.summary} (one text, in the URL)",
             tag=self.tag,
@@ -80,18 +92,19 @@ class Question(Generic[R]):
         )
         self._add(blueprint, f"{path}.<name>", "get", f"get_{self.name}_as", as_ending, self.get)
 
-    def describe_post(self, *, lines: type[BaseModel] | None = None) -> Callable[[View], View]:
-        """The contract of the POST; `lines` is what a line holds, where it takes JSON Lines with the query beside."""
-        return describes(
+    def register_post(self, blueprint: Blueprint, path: str) -> None:
+        """The POST alone, of what no URL can say."""
+        contract = describes(
             self.summary,
             tag=self.tag,
             request=self.request,
-            lines=lines,
+            lines=self.lines[1] if self.lines else None,
             answer=self.answer,
             problems=(*ASKING, NotAcceptableError),
             formats=self.formats,
-            parameters=[*(self._asked if lines else ()), *self._written],
+            parameters=[*(self._asked if self.lines else ()), *self._written],
         )
+        self._add(blueprint, path, "post", self.name, contract, self.post)
 
     def _add(
         self,
@@ -108,16 +121,15 @@ class Question(Generic[R]):
         view.__name__, view.__doc__ = name, self.description
         blueprint.add_url_rule(path, view_func=describe(view), methods=[method.upper()])
 
-    def post(self, read: Callable[[], R] | None = None) -> Response:
-        """The answer in the format that `?format=` names or `Accept` prefers.
-
-        The request is the body's JSON, or what `read` reads from the body and the query.
-        """
-        check_media_type((JSON, *self.also))  # before what of the query goes with it
-        how = presentation(self._presentation, others=self.query if read else ())
+    def post(self) -> Response:
+        """The answer in the format that `?format=` names or `Accept` prefers."""
+        check_media_type((JSON, NDJSON) if self.lines else (JSON,))  # before what of the query goes with it
+        lines = self.lines if request.mimetype == NDJSON else None
+        how = presentation(self._presentation, others=self.query if lines else ())
         written = self._choose(how.get("format"))
         options = options_of(how, self.parameters)
-        return ask(self.job, read() if read else read_json(self.request), written, options)
+        question = read_lines(*lines, self.query) if lines else read_json(self.request)
+        return ask(self.job, question, written, options)
 
     def get(self, name: str | None = None) -> Response:
         """The same for a request in the URL; `name` is the format that the path ends in."""
@@ -157,8 +169,8 @@ class Question(Generic[R]):
         """What a URL can say of the request, as OpenAPI parameters."""
         schema = self.request.model_json_schema()
         beside = "As in the body of the POST."
-        if self.also:
-            beside = f"Only beside {', '.join(self.also)}; a JSON body says it itself."
+        if self.lines:
+            beside = f"Only beside {NDJSON}; a JSON body says it itself."
 
         def form(name: str) -> dict[str, Any]:
             if self.query[name] in _IN_URL:
@@ -168,7 +180,7 @@ class Question(Generic[R]):
             return {key: value for key, value in found.items() if key not in ("title", "description")}
 
         described = [
-            _described(name, form(name), beside, required=name in REQUIRED and not self.also)
+            _described(name, form(name), beside, required=name in REQUIRED and not self.lines)
             for name in self.query
         ]
         for alias in self._aliases:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from service.formats.page import evaluation_page
+from tests.browser.conftest import Tab
 from tests.service.test_coreference import ITEM, ITEMS, LATER, lines
 from tests.service.test_negotiation import ok
 from tests.tiny import HEADS, LAYERS
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 PATH = "/v1/coreference/evaluate"
 HOSTILE = "</script><b>\u202e'\"$(x)`"
@@ -38,14 +33,6 @@ WHOLE = {"items": MANY, "split": None, "top": 5}
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
 def ask(client: FlaskClient) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """An answer of the tiny model."""
@@ -57,30 +44,11 @@ def ask(client: FlaskClient) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return post
 
 
-@pytest.fixture(params=["from disk", "in an iframe"])
-def view(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
-    """Opens an answer's page; no complaint on the console and no request but for the files is let through."""
-    framed = request.param == "in an iframe"
-    tab = browser.new_page(viewport={"width": 420, "height": 640})
-    complaints: list[str] = []
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    requests: list[str] = []
-    tab.on("request", lambda request: requests.append(request.url))
-
-    def show(answer: dict[str, Any], fragment: str = "") -> Any:
-        (tmp_path / "page.html").write_bytes(evaluation_page(answer))
-        frame = f"<iframe src='page.html{fragment}' width=360 height=600></iframe>"
-        (tmp_path / "frame.html").write_text(frame)
-        address = (tmp_path / ("frame.html" if framed else "page.html")).as_uri()
-        tab.goto(address if framed else address + fragment)
-        return tab.frames[-1]
-
-    yield show
-    tab.close()
-    assert complaints == []
-    names = [url.rsplit("/", 1)[1].split("#")[0] for url in requests]
-    assert list(dict.fromkeys(names)) == (["frame.html"] if framed else []) + ["page.html"]
+@pytest.fixture
+def view(tab: Tab) -> Iterator[Open]:
+    """Opens an answer's page; no request but for the files is let through."""
+    yield lambda answer, fragment="": tab.show(evaluation_page(answer), fragment)
+    assert list(dict.fromkeys(tab.names)) == tab.expected
 
 
 def text_of(view: Any, where: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,6 @@ import numpy as np
 import pytest
 
 from service.formats.page import page
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 TOKENS = ["The", "<b>", "\n", "it"]
 WEIGHTS = np.array(
@@ -42,14 +37,6 @@ def answer() -> dict[str, Any]:
             {**common, "queries": [0, 3], "maps": [{"aggregate": "mean", "top": top}]},
         ],
     }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(params=["from disk", "in an iframe"])
