@@ -363,7 +363,8 @@ def _resolve_types(
             layer.state.elements for layer in model.layers if layer.state
         ):
             notes.assumptions.append(f"no state_dtype given or known: recurrent states in {state}")
-    return Types(DTYPES[k_dtype or base], DTYPES[v_dtype or base], DTYPES[activation], DTYPES[state])
+    asked = None if state_dtype is None else DTYPES[state_dtype]
+    return Types(DTYPES[k_dtype or base], DTYPES[v_dtype or base], DTYPES[activation], DTYPES[state], asked)
 
 
 def _resolve_encoder(model: CacheModel, encoder_tokens: int | None, notes: _Notes) -> int:

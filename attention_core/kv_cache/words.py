@@ -14,6 +14,10 @@ _KINDS = {
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
     "gated_delta_net": "gated DeltaNet",
+    "kimi_delta_attention": "Kimi delta attention",
+    "lightning_attention": "lightning attention",
+    "rg_lru": "RG-LRU",
+    "short_conv": "short convolution",
 }
 
 
@@ -90,7 +94,7 @@ def _state(cache: Cache, state: State) -> str:
         width = _per_element(cache.types.activation)
         parts.append(f"{state.channels:,} channels × {_counted(state.kernel - 1, 'column')} × {width}")
     if state.elements:
-        parts.append(f"{state.elements:,} elements × {_per_element(cache.types.state)}")
+        parts.append(f"{state.elements:,} elements × {_per_element(cache.types.of_state(state))}")
     return " + ".join(parts)
 
 
