@@ -92,6 +92,7 @@ _EVERY_KIND = (
     "linear_attn_config",
     "attn_type_list",
     "block_types",
+    "_block_types",
 )
 
 
@@ -222,7 +223,8 @@ class _Reader:
         v_dim = text.count("v_head_dim") or nope or k_dim
         indexed = kind in (FULL, INDEXED) and self._has_indexer(index, count)
         index_dim = text.count("index_head_dim") if indexed else None
-        text.name("index_n_heads", "index_topk")  # they do not enter the cache
+        if index_dim:  # what else is said of the indexer does not enter the cache
+            text.read.update(name for name in text.values if name.startswith("index"))
         return latent_layer(heads, Latent(rank, rope, k_dim, v_dim), index_dim or 0)
 
     def _has_indexer(self, index: int, count: int) -> bool:
@@ -272,15 +274,17 @@ class _Reader:
             return replace(row, hf_heads=row.heads)  # K and V are kept once for every query head
         if window is not None and self.family == "gpt_neo":
             return replace(row, hf_window=0)  # all tokens are kept
-        if window is not None and self.family == "mimo_v2_flash" and self.text.count("sliding_window_size"):
-            return replace(row, hf_window=window)  # read there as a window of one more
+        kept = self.text.count("sliding_window_size")
+        if window is not None and self.family == "mimo_v2_flash" and kept is not None:
+            return replace(row, hf_window=kept)  # read there as a window of one more
         return row
 
     def _head_dim(self, text: Fields, heads: int) -> int:
-        given = text.count("attention_head_dim", "head_dim", "kv_channels", "d_kv")
+        zamba = self.family in ("zamba", "zamba2")
+        given = text.count("attention_head_dim") if zamba else text.count("head_dim", "kv_channels", "d_kv")
         if given is not None:
             return given
-        width = text.need(*WIDTH)
+        width = text.need(*WIDTH) * (2 if zamba else 1)  # Zamba attends to its input beside its embedding
         if width % heads:
             name = text.name(*WIDTH) or WIDTH[0]
             sentence = f"{name} = {width} is not divisible by {heads} heads, and head_dim is not given"
@@ -379,6 +383,9 @@ class _Reader:
     def _refuse_unread(self) -> None:
         text = self.text
         every_kind = text.name(*_EVERY_KIND) is not None or self.family in (*WHOLE_MODELS, *SEQ2SEQ)
+        if text.get("use_bidirectional_attention") is True:
+            sentence = "A model that looks both ways is an encoder: it keeps no cache"
+            raise text.fault("use_bidirectional_attention", "unsupported_cache", sentence)
         if self.family in UNMODELLED:
             raise text.fault(
                 "model_type", "unsupported_cache", f"The cache of {self.family} is not modelled here"

@@ -62,16 +62,21 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
     return (FULL,) * count
 
 
-MAMBA2_HEADS = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
+MAMBA2_WIDTHS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")  # of a head: Mamba-1 has none
 WHOLE_MODELS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "mamba2": MAMBA2, "falcon_h1": PARALLEL}
+
+REPEATED = (
+    "block_types",
+    "_block_types",
+)  # Griffin's lists: shorter than the model, its attention over a window
 
 # Families whose layers alternate even where the config does not say so: full attention where (i + 1) % period is 0
 PERIODS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4}
 
 
 def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
-    name = text.name("layer_types", "layers_block_type", "block_types", "attention_layers")
-    entries = text.items(name, None if name == "block_types" else count) if name else None
+    name = text.name("layer_types", "layers_block_type", "block_types", "_block_types", "attention_layers")
+    entries = text.items(name, None if name in REPEATED else count) if name else None
     if name is None or entries is None:
         return None
     kinds = []
@@ -79,7 +84,7 @@ def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]
         if not isinstance(entry, str) or entry not in KINDS:
             raise text.fault(name, "unknown_layer_kind", f"Entry {index} is not a kind of layer known here")
         kinds.append(KINDS[entry])
-    if name == "block_types":  # repeated, the attention among them over a window
+    if name in REPEATED:  # repeated, the attention among them over a window
         kinds = [SLIDING if kinds[i % len(kinds)] == FULL else kinds[i % len(kinds)] for i in range(count)]
     return kinds
 
@@ -92,9 +97,7 @@ def recurrent_kind(text: Fields, family: str) -> str:
         return KDA
     if text.name("linear_num_key_heads", "linear_num_value_heads"):
         return DELTA_NET
-    if text.name(*MAMBA2_HEADS) and family != "zamba":
-        return MAMBA2
-    return MAMBA
+    return MAMBA2 if text.name(*MAMBA2_WIDTHS) else MAMBA
 
 
 def _attention_layers(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:

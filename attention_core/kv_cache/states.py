@@ -6,7 +6,7 @@ from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import State
 from attention_core.kv_cache.patterns import DELTA_NET, KDA, LIGHTNING, MAMBA, MAMBA2, RG_LRU, SHORT_CONV
 
-WIDTH = ("hidden_size", "n_embd", "d_model")
+WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
 
 
 def _mamba(text: Fields) -> State:
@@ -21,15 +21,21 @@ def _mamba(text: Fields) -> State:
 
 
 def _mamba2(text: Fields) -> State:
-    heads = text.need("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
     head_dim = text.need("mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
+    heads = text.count("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
+    if heads is None:  # Zamba2
+        d_inner = text.need("mamba_expand", "expansion_factor") * text.need(*WIDTH)
+        if d_inner % head_dim:
+            name = text.name(*WIDTH) or WIDTH[0]
+            raise text.fault(name, "not_divisible", f"{d_inner} channels are no multiple of {head_dim}")
+        heads = d_inner // head_dim
     return State.mamba2(
         d_inner=text.count("mamba_d_ssm") or heads * head_dim,
         heads=heads,
         head_dim=head_dim,
         d_state=text.need("mamba_d_state", "ssm_state_size", "state_size"),
         groups=text.need("mamba_n_groups", "mamba_ngroups", "n_groups"),
-        kernel=text.need("mamba_d_conv", "conv_kernel"),
+        kernel=text.need("mamba_d_conv", "conv_kernel", "conv_dimension"),
     )
 
 
