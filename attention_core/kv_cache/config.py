@@ -39,6 +39,8 @@ TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config") 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "num_query_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 MAX_TOKENS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
 
 # Fields that hold for layers of one kind only
@@ -157,12 +159,14 @@ class _Reader:
         count = self._layer_count(*LAYERS)
         kinds = layer_kinds(self.text, self.family, count, self._assume)
         layers = self._share(tuple(self._layer(kind, index, count) for index, kind in enumerate(kinds)))
-        more = self.text.count("num_nextn_predict_layers", at_least=0) or 0
+        more = self.text.count(*MTP_LAYERS, at_least=0) or 0
         last = next((layer for layer in reversed(layers) if layer.attends), None)
         return layers, (replace(last, shared=False),) * more if last else ()
 
     def _layer_count(self, *names: str) -> int:
         count = self.text.count(*names)
+        if count is not None and self.family == "longcat_flash" and not self.text.name("num_hidden_layers"):
+            count *= 2  # each of its layers attends twice
         if count is None and (entries := self.text.items("layers_block_type")) is not None:
             count = len(entries)
         if count is None:
@@ -281,7 +285,8 @@ class _Reader:
 
     def _head_dim(self, text: Fields, heads: int) -> int:
         zamba = self.family in ("zamba", "zamba2")
-        given = text.count("attention_head_dim") if zamba else text.count("head_dim", "kv_channels", "d_kv")
+        names = ("attention_head_dim",) if zamba else HEAD_DIM
+        given = text.count(*names)
         if given is not None:
             return given
         width = text.need(*WIDTH) * (2 if zamba else 1)  # Zamba attends to its input beside its embedding

@@ -360,7 +360,7 @@ def _resolve_types(
         if activation not in (base, model.dtype):
             notes.assumptions.append(f"convolution columns in {activation}")
         if not (state_dtype or model.state_dtype) and any(
-            layer.state.elements for layer in model.layers if layer.state
+            layer.state.elements and not layer.state.as_activations for layer in model.layers if layer.state
         ):
             notes.assumptions.append(f"no state_dtype given or known: recurrent states in {state}")
     asked = None if state_dtype is None else DTYPES[state_dtype]
