@@ -134,6 +134,7 @@ class _Reader:
             layers, encoder_tokens = self._encoder_decoder()
         else:
             layers, mtp = self._decoder()
+            self._refuse_encoders(layers)
             layers, encoder_tokens = self._vision_layers(layers)
         max_tokens = self.text.count(*MAX_TOKENS)
         dtype = self._dtype()
@@ -388,9 +389,6 @@ class _Reader:
     def _refuse_unread(self) -> None:
         text = self.text
         every_kind = text.name(*_EVERY_KIND) is not None or self.family in (*WHOLE_MODELS, *SEQ2SEQ)
-        if text.get("use_bidirectional_attention") is True:
-            sentence = "A model that looks both ways is an encoder: it keeps no cache"
-            raise text.fault("use_bidirectional_attention", "unsupported_cache", sentence)
         if self.family in UNMODELLED:
             raise text.fault(
                 "model_type", "unsupported_cache", f"The cache of {self.family} is not modelled here"
@@ -406,6 +404,13 @@ class _Reader:
             names = ", ".join(name[:64] for name in unread[:8])
             sentence = f"Fields that speak of a cache not modelled here: {names}"
             raise text.fault(unread[0], "unsupported_cache", sentence)
+
+    def _refuse_encoders(self, layers: tuple[Layer, ...]) -> None:
+        """EmbeddingGemma looks both ways over half a window; a prefix that does, as PaliGemma's, is kept as usual."""
+        both_ways = self.text.get("use_bidirectional_attention") is True
+        if both_ways and any(layer.window for layer in layers):
+            sentence = "A model whose windows look both ways is an encoder: it keeps no cache"
+            raise self.text.fault("use_bidirectional_attention", "unsupported_cache", sentence)
 
     def _assume(self, sentence: str) -> None:
         if sentence not in self.assumptions:
