@@ -4,9 +4,12 @@ Nothing is guessed: every default taken is named in `assumptions`, and a config 
 modelled here is refused with the field's name.
 """
 
+import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 
 from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES
 from attention_core.kv_cache.errors import CacheInputError
@@ -140,6 +143,12 @@ class _Reader:
         dtype = self._dtype()
         state_dtype = self._state_dtype()
         self._refuse_unread()
+        if not self.family:
+            self._assume("no model_type: read by its fields alone")
+        elif self.family not in _compared_families():
+            self.warnings.append(
+                f"model_type {self.family[:64]}: read by its fields, not compared with a real cache"
+            )
         if self.outer.get("quantization_config") or self.text.get("quantization_config"):
             self.warnings.append("the checkpoint's weights are quantised; its cache is not, unless asked for")
         return CacheModel(
@@ -415,3 +424,10 @@ class _Reader:
     def _assume(self, sentence: str) -> None:
         if sentence not in self.assumptions:
             self.assumptions.append(sentence)
+
+
+@functools.cache
+def _compared_families() -> frozenset[str]:
+    """Those whose reading was compared with the cache that transformers fills, or derived by hand."""
+    families = json.loads(resources.files(__package__).joinpath("families.json").read_text(encoding="utf-8"))
+    return frozenset(families["measured"] + families["derived"])
