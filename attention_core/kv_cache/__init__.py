@@ -1,32 +1,71 @@
-"""How much memory a model's KV cache takes: layers and their bytes, presets, the report."""
+"""How much memory a model's KV cache takes: layers and their bytes, configs, presets, engines, the report."""
 
+from attention_core.kv_cache.config import read_config
+from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES, Dtype
+from attention_core.kv_cache.engines import ENGINES, Engine, EngineOptions
+from attention_core.kv_cache.errors import CacheInputError, UnknownNameError
 from attention_core.kv_cache.layers import (
-    BYTES_PER_ELEMENT,
+    LAYER_TYPES,
     MAX_LAYERS,
     CacheModel,
     Dims,
+    Latent,
     Layer,
-    UnknownNameError,
-    head_bytes,
+    MlaDims,
+    State,
 )
 from attention_core.kv_cache.presets import Preset, find_preset, presets
-from attention_core.kv_cache.report import CacheReport, CacheSize, LayerGroup, Rate, human_bytes, kv_cache
+from attention_core.kv_cache.report import (
+    Bounds,
+    CacheReport,
+    CacheSize,
+    Capacity,
+    Gpu,
+    LayerDetail,
+    LayerGroup,
+    MaxTokens,
+    Rate,
+    Term,
+    kv_cache,
+)
+from attention_core.kv_cache.size import Cache, Types
+from attention_core.kv_cache.vllm import VllmCapacity
+from attention_core.kv_cache.words import human_bytes
 
 __all__ = [
-    "BYTES_PER_ELEMENT",
+    "DTYPES",
+    "ENGINES",
+    "LAYER_TYPES",
     "MAX_LAYERS",
+    "PLAIN_DTYPES",
+    "Bounds",
+    "Cache",
+    "CacheInputError",
     "CacheModel",
     "CacheReport",
     "CacheSize",
+    "Capacity",
     "Dims",
+    "Dtype",
+    "Engine",
+    "EngineOptions",
+    "Gpu",
+    "Latent",
     "Layer",
+    "LayerDetail",
     "LayerGroup",
+    "MaxTokens",
+    "MlaDims",
     "Preset",
     "Rate",
+    "State",
+    "Term",
+    "Types",
     "UnknownNameError",
+    "VllmCapacity",
     "find_preset",
-    "head_bytes",
     "human_bytes",
     "kv_cache",
     "presets",
+    "read_config",
 ]

@@ -2,25 +2,30 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
+from typing import Literal
 
-from attention_core.kv_cache.layers import CacheModel, Dims, UnknownNameError
+from attention_core.kv_cache.config import read_config
+from attention_core.kv_cache.errors import UnknownNameError
+from attention_core.kv_cache.layers import CacheModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Preset:
-    """One published model: its id, short names, sizes, longest context in tokens, dtype of the weights.
+    """One published model: its id, short names, and what of its config.json matters to the cache.
 
-    `source` says where the facts stand, `released` in which month (YYYY-MM) the model came out.
+    `status` is "verified" where the facts are read from a complete published config, "secondhand" where from another
+    place; `source` says which, `checked` on which day. `released` is the month (YYYY-MM) in which the model came out.
     """
 
     id: str
     aliases: tuple[str, ...]
-    dims: Dims
-    max_tokens: int
-    dtype: str
+    config: Mapping[str, object]
+    status: Literal["verified", "secondhand"]
     source: str
+    checked: str
     released: str
 
     @property
@@ -29,16 +34,24 @@ class Preset:
         return (self.id, self.id.rpartition("/")[2], *self.aliases)
 
     def model(self) -> CacheModel:
-        """The description from which the cache's size follows."""
-        plain = CacheModel.from_dims(self.dims)
-        return replace(plain, name=self.id, dtype=self.dtype, max_tokens=self.max_tokens)
+        """The layers from which the cache's size follows."""
+        return self._model
+
+    @functools.cached_property
+    def _model(self) -> CacheModel:
+        return replace(read_config(self.config), name=self.id)
 
 
 @functools.cache
 def presets() -> tuple[Preset, ...]:
     """All presets, in the order of the packaged file."""
     text = resources.files(__package__).joinpath("presets.json").read_text(encoding="utf-8")
-    return tuple(_preset(**entry) for entry in json.loads(text))
+    return tuple(Preset(**entry | {"aliases": tuple(entry["aliases"])}) for entry in json.loads(text))
+
+
+@functools.cache
+def _by_name() -> Mapping[str, Preset]:
+    return {name.lower(): preset for preset in presets() for name in preset.names}
 
 
 def find_preset(name: str) -> Preset:
@@ -46,24 +59,7 @@ def find_preset(name: str) -> Preset:
 
     Raises UnknownNameError, with the names that resemble it in `close`.
     """
-    by_name = {known.lower(): preset for preset in presets() for known in preset.names}
-    if name.lower() not in by_name:
+    found = _by_name().get(name.lower())
+    if found is None:
         raise UnknownNameError("model", name, [known for preset in presets() for known in preset.names])
-    return by_name[name.lower()]
-
-
-def _preset(
-    *,
-    id: str,
-    aliases: list[str],
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    max_tokens: int,
-    dtype: str,
-    source: str,
-    released: str,
-) -> Preset:
-    dims = Dims(layers, heads, kv_heads, head_dim, v_head_dim=head_dim)
-    return Preset(id, tuple(aliases), dims, max_tokens, dtype, source, released)
+    return found

@@ -1,0 +1,183 @@
+"""Which layer of a model is of what kind: the ways in which a config can say it, in the order in which they count."""
+
+from collections.abc import Callable, Sequence
+
+from attention_core.kv_cache.fields import Fields
+from attention_core.kv_cache.layers import CHUNKED, FULL, NONE, SLIDING
+
+MAMBA, MAMBA2, DELTA_NET, PARALLEL = "mamba", "mamba2", "gated_delta_net", "parallel_hybrid"
+
+# What a list of layers may say, and what it is here
+KINDS = {
+    "full_attention": FULL,
+    "attention": FULL,
+    "global": FULL,
+    "sliding_attention": SLIDING,
+    "local": SLIDING,
+    "chunked_attention": CHUNKED,
+    "linear_attention": DELTA_NET,
+    "mamba": MAMBA,
+    "none": NONE,
+    "moe": NONE,
+    "mlp": NONE,
+}
+OVERRIDE_PATTERN = {"M": MAMBA2, "*": FULL, "-": NONE, "E": NONE}
+SLIDING_PATTERN = {"L": SLIDING, "G": FULL}
+
+Kinds = Sequence[str]
+
+
+def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], None]) -> Kinds:
+    """The kind of every layer, from the first source that applies.
+
+    `text` is the text model's config, `family` its model_type. Raises CacheInputError.
+    """
+    if family in WHOLE_MODELS:
+        return (WHOLE_MODELS[family],) * count
+    for source in (
+        _layer_types,
+        _hybrid_layer_pattern,
+        _chunks,
+        _sliding_window_pattern,
+        _alternation,
+        _attention_period,
+        _attention_interval,
+        _override_pattern,
+        _blocks,
+        _window,
+    ):
+        if (kinds := source(text, family, count, assume)) is not None:
+            return kinds
+    return (FULL,) * count
+
+
+WHOLE_MODELS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "mamba2": MAMBA2, "falcon_h1": PARALLEL}
+
+# Families whose layers alternate even where the config does not say so: full attention where (i + 1) % period is 0
+PERIODS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4}
+
+
+def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    name = text.name("layer_types", "layers_block_type")
+    entries = text.items(name, count) if name else None
+    if name is None or entries is None:
+        return None
+    kinds = []
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, str) or entry not in KINDS:
+            raise text.fault(name, "unknown_layer_kind", f"Entry {index} is not a kind of layer known here")
+        kinds.append(KINDS[entry])
+    if MAMBA in kinds and text.name("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"):
+        kinds = [MAMBA2 if kind == MAMBA else kind for kind in kinds]
+    return kinds
+
+
+def _hybrid_layer_pattern(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    return _switches(text, "hybrid_layer_pattern", count, SLIDING)
+
+
+def _chunks(text: Fields, family: str, count: int, assume: Callable[[str], None]) -> Kinds | None:
+    """Llama 4. A chunk size of another family means nothing by itself."""
+    if family != "llama4" or text.count("attention_chunk_size") is None:
+        return None
+    if (kinds := _switches(text, "no_rope_layers", count, CHUNKED)) is not None:
+        return kinds
+    assume("no no_rope_layers: every 4th layer is full, the others are chunked")
+    return _every(4, count, CHUNKED)
+
+
+def _sliding_window_pattern(
+    text: Fields, family: str, count: int, assume: Callable[[str], None]
+) -> Kinds | None:
+    if isinstance(text.get("sliding_window_pattern"), str):
+        return _letters(text, "sliding_window_pattern", count)
+    period = text.count("sliding_window_pattern")
+    return None if period is None else _every(period, count, SLIDING)
+
+
+def _letters(text: Fields, name: str, count: int) -> Kinds:
+    """Letters that repeat: L for a sliding layer, G for a full one."""
+    letters = text.items(name) or ""
+    if unknown := [letter for letter in letters if letter not in SLIDING_PATTERN]:
+        raise text.fault(name, "unknown_layer_kind", f"{len(unknown)} letters of {name} are neither L nor G")
+    return [SLIDING_PATTERN[str(letters[index % len(letters)])] for index in range(count)]
+
+
+def _alternation(text: Fields, family: str, count: int, assume: Callable[[str], None]) -> Kinds | None:
+    if family not in PERIODS:
+        return None
+    period = PERIODS[family]
+    assume(f"no layer pattern: in {family} one layer of {period} is full, the others slide")
+    return _every(period, count, SLIDING)
+
+
+def _attention_period(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """Jamba."""
+    period = text.count("attn_layer_period")
+    if period is None:
+        return None
+    offset = text.need("attn_layer_offset", at_least=0)
+    return [FULL if index % period == offset else MAMBA for index in range(count)]
+
+
+def _attention_interval(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """Qwen3-Next."""
+    interval = text.count("full_attention_interval")
+    return None if interval is None else _every(interval, count, DELTA_NET)
+
+
+def _override_pattern(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """Nemotron-H."""
+    letters = text.items("hybrid_override_pattern", count)
+    if letters is None:
+        return None
+    if unknown := [letter for letter in letters if letter not in OVERRIDE_PATTERN]:
+        known = " ".join(OVERRIDE_PATTERN)
+        sentence = f"{len(unknown)} letters of the pattern are none of {known}"
+        raise text.fault("hybrid_override_pattern", "unknown_layer_kind", sentence)
+    return [OVERRIDE_PATTERN[str(letter)] for letter in letters]
+
+
+def _blocks(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """Nemotron-NAS: which blocks attend, and over which window."""
+    blocks = text.objects("block_configs", count)
+    if blocks is None:
+        return None
+    kinds = []
+    for block in blocks:
+        attention = block.within("attention")
+        if attention is None:
+            raise block.missing("attention")
+        if attention.flag("no_op") or attention.flag("replace_with_linear"):
+            kinds.append(NONE)
+        else:
+            kinds.append(FULL if attention.count("window_length") is None else SLIDING)
+    return kinds
+
+
+def _window(text: Fields, family: str, count: int, assume: Callable[[str], None]) -> Kinds | None:
+    """Qwen's switch, else a window that stands by itself."""
+    if text.get("use_sliding_window") is not None or family.startswith(("qwen2", "qwen3")):
+        if not text.flag("use_sliding_window"):
+            if text.get("sliding_window") is not None:
+                assume("use_sliding_window is not true: sliding_window is ignored")
+            return (FULL,) * count
+        first = text.need("max_window_layers", at_least=0)
+        return [FULL if index < first else SLIDING for index in range(count)]
+    return None if text.count("sliding_window") is None else (SLIDING,) * count
+
+
+def _every(period: int, count: int, others: str) -> Kinds:
+    """Full attention where (i + 1) % period is 0, in the other layers `others`."""
+    return [FULL if (index + 1) % period == 0 else others for index in range(count)]
+
+
+def _switches(text: Fields, name: str, count: int, on: str) -> Kinds | None:
+    """A list of 0 for full attention and 1 for `on`."""
+    entries = text.items(name, count)
+    if entries is None:
+        return None
+    for index, entry in enumerate(entries):
+        if entry not in (0, 1):
+            raise text.fault(name, "unknown_layer_kind", f"Entry {index} is neither 0 nor 1")
+    return [on if entry else FULL for entry in entries]
