@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from attention_core.kv_cache import human_bytes
@@ -48,7 +49,12 @@ _DASHES: Mapping[str, tuple[int, tuple[float, ...]]] = {
     "dotted": (0, (1, 2)),
 }
 _BOUNDS = {"ideal": "ideal", "no-swa": "no sliding window"}
-_ENGINES = {"ideal": "ideal", "vllm": "vLLM reserves", "llama.cpp": "llama.cpp reserves", "hf": "transformers keeps"}
+_ENGINES = {
+    "ideal": "ideal",
+    "vllm": "vLLM reserves",
+    "llama.cpp": "llama.cpp reserves",
+    "hf": "transformers keeps",
+}
 
 _HEIGHTS = (150, 560)  # of the plot
 _BESIDE = 480  # from this width on the names stand at the lines' ends, else below
@@ -96,7 +102,10 @@ class _Curve:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any], index: int, curve: Mapping[str, Any]) -> _Curve:
-        alone = len({one["model"] for one in payload["curves"] if "model" in one}) == 1 and "models" not in payload
+        alone = (
+            len({one["model"] for one in payload["curves"] if "model" in one}) == 1
+            and "models" not in payload
+        )
         if "model" not in curve:
             name = _BOUNDS[curve["engine"]]
         elif alone:
@@ -217,7 +226,9 @@ class _Chart:
         return max(first, min(low, high // 2**_FEWEST_OCTAVES), 1), high
 
     def _bytes(self, tokens_low: float) -> tuple[float, float]:
-        sizes = [size for curve in self.curves for tokens, size in curve.points if tokens >= tokens_low and size]
+        sizes = [
+            size for curve in self.curves for tokens, size in curve.points if tokens >= tokens_low and size
+        ]
         high = max(sizes)
         if self.budget is not None and (self.log or self.budget <= 3 * high):
             sizes.append(self.budget)
@@ -249,16 +260,14 @@ class _Chart:
             self.sheet.text(at, y.start + 15, label, SMALL, ha="center")
 
     def _line(self, curve: _Curve, line: Sequence[Point]) -> None:
-        style = {"color": curve.color, "pixels": 2.0, "capstyle": "butt"}
-        most = self.x.at(curve.max_tokens) if curve.max_tokens and curve.max_tokens >= self.x.low else math.inf
-        if curve.max_tokens and curve.max_tokens < self.x.low:
-            most = -math.inf
-        within = [point for point in line if point[0] <= most + 0.01]
-        beyond = [point for point in line if point[0] >= most - 0.01]
+        """Dotted beyond the model's maximum."""
+        most = math.inf if curve.max_tokens is None else self.x.at(curve.max_tokens) + 0.01
+        within = [point for point in line if point[0] <= most]
+        beyond = line[max(0, len(within) - 1) :]
         for part, dashes in ((within, curve.dashes), (beyond, "dotted")):
             if len(part) > 1:
-                self.sheet.lines([part], linestyles=[_DASHES[dashes]], **style)
-        if within and beyond and len(self.curves) > 1 and "models" in self.payload:
+                self.sheet.lines([part], curve.color, 2.0, linestyles=[_DASHES[dashes]])
+        if within and len(beyond) > 1 and "models" in self.payload:
             x, y = within[-1]
             self.sheet.lines([[(x, y - 5), (x, y + 5)]], curve.color, 2.0)
 
@@ -269,14 +278,18 @@ class _Chart:
             return
         at = self.x.at(most)
         self.sheet.lines([[(at, self.y.start), (at, self.y.end)]], GREY, 1.0, linestyles=[_DASHES["dashed"]])
-        self._label((at, self.y.start - 8), f"the model's maximum, {most:,}", [(-6, 0, "right"), (6, 0, "left")])
+        self._label(
+            (at, self.y.start - 8), f"the model's maximum, {most:,}", [(-6, 0, "right"), (6, 0, "left")]
+        )
 
     def _budget_line(self) -> None:
         if self.budget is None or not self.y.holds(self.budget):
             return
         at = self.y.at(self.budget)
         self.sheet.lines([[(self.x.start, at), (self.x.end, at)]], INK, 1.25)
-        self._label((self.x.start + 6, at), f"budget {human_bytes(self.budget)}", [(0, -8, "left"), (0, 10, "left")])
+        self._label(
+            (self.x.start + 6, at), f"budget {human_bytes(self.budget)}", [(0, -8, "left"), (0, 10, "left")]
+        )
 
     def _marks(self) -> None:
         """Dots and circles on the lines, and beside them what they say."""
@@ -285,7 +298,9 @@ class _Chart:
             places = [(window, curve.at(window)) for window in circles]
             if any(one.name == _BOUNDS["ideal"] and one is not curve for one in self.curves):
                 ideal = next(one for one in self.curves if one.name == _BOUNDS["ideal"])
-                places = [(window, ideal.at(window)) for window in circles]  # an engine's own corners lie elsewhere
+                places = [
+                    (window, ideal.at(window)) for window in circles
+                ]  # an engine's own corners lie elsewhere
             self._dots(curve, places, "a window of {tokens} is full, {size}", "#ffffff", curve.color)
             self._dots(curve, curve.asked, "{tokens} tokens, {size}", curve.color, "white")
             if "models" not in self.payload:
@@ -296,7 +311,9 @@ class _Chart:
         if best and self.budget is not None and self.x.holds(best) and self.y.holds(self.budget):
             place = (self.x.at(best), self.y.at(self.budget))
             self.sheet.dots([place], 7.0)
-            self._label(place, f"{best:,} tokens fit", [(-8, -10, "right"), (8, 12, "left"), (-8, 12, "right")])
+            self._label(
+                place, f"{best:,} tokens fit", [(-8, -10, "right"), (8, 12, "left"), (-8, 12, "right")]
+            )
         if "models" not in self.payload:
             asked = [one for one in self.curves[0].asked if self.x.holds(one[0]) and self.y.holds(one[1])]
             for tokens, size in asked[-6:]:
@@ -329,9 +346,11 @@ class _Chart:
         left, top, right, bottom = box
         if left < self.x.start or right > self.x.end + 2 or top < self.y.end - 6 or bottom > self.y.start:
             return False
-        if any(left < r and right > l and top < b and bottom > t for l, t, r, b in self.taken):
+        if any(left < r and right > l_ and top < b and bottom > t for l_, t, r, b in self.taken):
             return False
-        return not any(left <= x <= right and top <= y <= bottom for line in self.lines for x, y in _sampled(line))
+        return not any(
+            left <= x <= right and top <= y <= bottom for line in self.lines for x, y in _sampled(line)
+        )
 
     def _names_beside(self) -> None:
         """Each at its line's end, moved apart where lines end together."""
@@ -340,7 +359,9 @@ class _Chart:
         for at, _ in ends:
             heights.append(max(at, heights[-1] + _ROW) if heights else at)
         over = max(0.0, heights[-1] - (self.y.start - 4)) if heights else 0.0
-        for place in range(len(heights) - 1, -1, -1):  # those that would stand below the plot push the others up
+        for place in range(
+            len(heights) - 1, -1, -1
+        ):  # those that would stand below the plot push the others up
             limit = heights[place + 1] - _ROW if place + 1 < len(heights) else heights[place] - over
             heights[place] = min(heights[place], limit)
         for (at, index), height in zip(ends, heights, strict=True):
@@ -392,6 +413,8 @@ def _captions(payload: Mapping[str, Any], curves: Sequence[_Curve]) -> Iterator[
 
 def _sampled(line: Sequence[Point]) -> Iterator[Point]:
     """Points along a line, no farther apart than a few pixels."""
-    for (x, y), (to_x, to_y) in zip(line, line[1:], strict=False):
+    for (x, y), (to_x, to_y) in pairwise(line):
         steps = max(1, math.ceil(max(abs(to_x - x), abs(to_y - y)) / 3))
-        yield from ((x + (to_x - x) * part / steps, y + (to_y - y) * part / steps) for part in range(steps + 1))
+        yield from (
+            (x + (to_x - x) * part / steps, y + (to_y - y) * part / steps) for part in range(steps + 1)
+        )

@@ -176,26 +176,24 @@ def _curves(
     known = [model.max_tokens for _, model in models if model.max_tokens is not None]
     longest = max((*known, *(one.tokens for report in reports for one in report.sizes)))
     grid = _grid(max(1, request.shared_prefix_tokens), longest if longest > 1 else ASSUMED_LONGEST, reports)
-    curves = []
+    curves: list[dict[str, object]] = []
     for (place, model), report in zip(models, reports, strict=True):
+        points = _points(request, place, model, grid, request.engine)
         curves.append(
             {
                 "model": report.model,
                 "engine": request.engine,
-                "points": _points(request, place, model, grid, request.engine),
+                "points": points,
                 "asked": [(one.tokens, one.per_rank_bytes) for one in report.sizes],
                 "windows": sorted({group.window for group in report.groups if group.window is not None}),
                 "max_tokens": model.max_tokens,
             }
         )
-    if len(models) == 1:
-        place, model = models[0]
-        bounds = [
-            {"engine": name, "points": _points(request, place, model, grid, name)}
-            for name in ("ideal", "no-swa")
-            if name != request.engine
-        ]
-        curves += [bound for bound in bounds if _differ(bound["points"], curves[0]["points"])]
+        for engine in ("ideal", "no-swa"):
+            if len(models) == 1 and engine != request.engine:
+                bound = _points(request, place, model, grid, engine)
+                if _differ(bound, points):
+                    curves.append({"engine": engine, "points": bound})
     return curves
 
 
@@ -223,7 +221,9 @@ def _points(
 
 def _differ(ones: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
     """Whether two curves can be told apart: by 2 % somewhere."""
-    return any(abs(one - other) > 0.02 * max(one, other) for (_, one), (_, other) in zip(ones, others, strict=True))
+    return any(
+        abs(one - other) > 0.02 * max(one, other) for (_, one), (_, other) in zip(ones, others, strict=True)
+    )
 
 
 # --- presets ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""/v1/kv-cache by POST and by GET, and the models known by name: arithmetic only, answered whatever the model's state."""
+"""/v1/kv-cache by POST and by GET, and the models known by name: answered whatever the loaded model's state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SIZE = Question(
         **{f"gpu_{name}": ("gpu", name) for name in GpuRequest.model_fields},
     },
     parameters=PARAMETERS,
-    bare=Bare(BareConfigRequest, "config", ConfigBody),
+    bare=Bare[KvCacheRequest](BareConfigRequest, "config", ConfigBody),
 )
 
 SIZE.register(bp, "/v1/kv-cache")

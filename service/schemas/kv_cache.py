@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, ConfigDict, Field, RootModel, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from attention_core.kv_cache import DTYPES, ENGINES, LAYER_TYPES, MAX_LAYERS, STATE_DTYPES
+from attention_core.kv_cache import DTYPES, ENGINES, LAYER_TYPES, MAX_LAYERS, PLAIN_DTYPES
 from service.schemas.common import Answer, Request, exactly_one, list_or, one_of_required
 
 LARGEST_SIZE = 2**53 - 1  # bytes of a memory: 8 PiB, and what every reader of JSON keeps exactly
@@ -35,7 +35,7 @@ def _one_of(names: Sequence[str]) -> tuple[AfterValidator, Any]:
 
 Dtype = Annotated[str, *_one_of(("auto", *DTYPES))]
 OwnDtype = Annotated[str, *_one_of(tuple(DTYPES))]
-StateDtype = Annotated[str, *_one_of(STATE_DTYPES)]
+StateDtype = Annotated[str, *_one_of(PLAIN_DTYPES)]
 Engine = Annotated[str, *_one_of(ENGINES)]
 LayerType = Annotated[str, *_one_of(LAYER_TYPES)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -121,9 +121,7 @@ class KvCacheRequest(Request):
     )
     config_place: ClassVar[tuple[str, ...]] = ("config",)  # where in the body the config stands
 
-    model: Name | None = Field(
-        None, description="A preset's id or alias; upper and lower case are the same."
-    )
+    model: Name | None = Field(None, description="A preset's id or alias; upper and lower case are the same.")
     config: dict[str, Any] | None = Field(None, description="A Hugging Face config.json, as it is.")
     dims: DimsRequest | None = None
     tokens: TokensOrList | None = Field(None, description="1 and the model's maximum where absent.")
@@ -141,13 +139,11 @@ class KvCacheRequest(Request):
         None, description="Of recurrent states; the config's where absent, else float32."
     )
     tensor_parallel: Count = Field(1, description="Ranks that the heads are divided over.")
-    page_size: Count | None = Field(
-        None, description="Rows in a page; 1 where absent, and for vLLM 16."
-    )
+    page_size: Count | None = Field(None, description="Rows in a page; 1 where absent, and for vLLM 16.")
     include_mtp: bool = Field(False, description="Count the multi-token-prediction layers too.")
     engine: Engine = Field("ideal", description="Whose reserved sizes `sizes` holds.")
     engine_options: EngineOptionsRequest | None = None
-    memory_budget_bytes: Annotated[int, Field(ge=1, le=LARGEST_SIZE)] | None = Field(
+    memory_budget_bytes: Bytes | None = Field(
         None, description="For the cache, on a rank: how long can sequences be, and how many fit?"
     )
     gpu: GpuRequest | None = Field(None, description="Does it fit, and what is left for the cache?")
@@ -215,9 +211,10 @@ class LayerGroup(Answer):
     kv_heads: int
     k_dim: int
     v_dim: int
+    index_dim: int = Field(description="Width of a sparse-attention indexer's key beside them.")
+    shared: bool = Field(description="They read what other layers keep.")
     bytes_per_token: int
     fixed_bytes_per_sequence: int
-    shared: bool = Field(description="They read what other layers keep.")
 
 
 class LayerDetail(Answer):
@@ -229,6 +226,7 @@ class LayerDetail(Answer):
     kv_heads: int
     k_dim: int
     v_dim: int
+    index_dim: int
     shared: bool
     bytes_per_token: int
     fixed_bytes_per_sequence: int
