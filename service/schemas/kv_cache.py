@@ -258,9 +258,10 @@ class Term(Answer):
 class VllmCapacity(Answer):
     """What vLLM would say in its log."""
 
+    block_size: int
     num_gpu_blocks: int
     kv_cache_tokens: int
-    max_concurrency: float
+    max_concurrency: list[float] = Field(description="One entry for each of `tokens`.")
     log: list[str]
 
 
