@@ -5,10 +5,11 @@ modelled here is refused with the field's name.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES
+from attention_core.kv_cache.errors import CacheInputError
 from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import (
     CHUNKED,
@@ -20,18 +21,26 @@ from attention_core.kv_cache.layers import (
     CacheModel,
     Latent,
     Layer,
-    State,
     latent_layer,
     of_kind,
     positive,
 )
-from attention_core.kv_cache.patterns import DELTA_NET, MAMBA, MAMBA2, PARALLEL, WHOLE_MODELS, layer_kinds
+from attention_core.kv_cache.patterns import (
+    INDEXED,
+    LINEAR,
+    PARALLEL,
+    WHOLE_MODELS,
+    layer_kinds,
+    recurrent_kind,
+)
+from attention_core.kv_cache.states import STATES, WIDTH
 
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")  # of a multimodal model
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "num_query_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
-WIDTH = ("hidden_size", "n_embd", "d_model")
+HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 MAX_TOKENS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
 
 # Fields that hold for layers of one kind only
@@ -43,17 +52,34 @@ SLIDING_FIELDS = {
 }
 FULL_FIELDS = {"kv_heads": ("num_global_key_value_heads",), "k_dim": ("global_head_dim",)}
 SEQ2SEQ = frozenset(
-    {"whisper", "t5", "mt5", "umt5", "longt5", "bart", "mbart", "m2m_100", "marian", "pegasus"}
+    {
+        "whisper",
+        "t5",
+        "mt5",
+        "umt5",
+        "longt5",
+        "bart",
+        "mbart",
+        "m2m_100",
+        "marian",
+        "pegasus",
+        "speech_to_text",
+    }
 )
+INDEXERS = {"full": True, "F": True, "shared": False, "S": False}
+# Families whose sliding layers have KV heads of their own, which the config must name
+OWN_SLIDING_HEADS = frozenset({"mimo_v2_flash"})
+# Families whose cache does not follow from fields that would give it away
+UNMODELLED = frozenset({"xlstm", "rwkv", "cpmant", "reformer", "xlnet"})
 
 # A field with one of these words speaks of a cache; one that was not read is a cache that is not modelled
 _RECURRENT = re.compile(
-    r"(^|_)(ssm|mamba|conv|conv1d|convolution)(_|$)|^(linear_(attn|num|key|value|conv|head)|state_size|d_state)",
+    r"(^|_)(ssm|mamba|conv|conv1d|convolution|kda)(_|$)|^(linear_(attn|num|key|value|conv|head)|state_size|d_state)",
     re.IGNORECASE,
 )
 _OTHER = re.compile(
-    r"(^|_)(rwkv|lru|recurrent|recurrence|retention|lightning|compress\w*|kda|gla|delta|deltanet|hyena|lsh|kpool|indexer"
-    r"|loop|loops|yoco|cla)(_|$)|^(index_|attention_window|keep_window|kv_source|kv_shar|share_kv|num_mem_blocks"
+    r"(^|_)(rwkv|lru|recurrent|recurrence|retention|lightning|compress\w*|gla|delta|deltanet|hyena|lsh|kpool|indexer"
+    r"|loop|loops|yoco|cla)(_|$)|^(index_|attention_window|kv_source|kv_shar|share_kv"
     r"|cross_attention_layers|cross_layer)",
     re.IGNORECASE,
 )
@@ -64,6 +90,11 @@ _EVERY_KIND = (
     "hybrid_override_pattern",
     "attn_layer_period",
     "full_attention_interval",
+    "attn_layer_indices",
+    "linear_attn_config",
+    "attn_type_list",
+    "block_types",
+    "_block_types",
 )
 
 
@@ -92,14 +123,18 @@ class _Reader:
         text = outer
         while (inner := next(filter(None, map(text.within, TEXT_PARTS)), None)) is not None:
             text = inner
+        if outer.flag("is_encoder_decoder") and (decoder := outer.within("decoder")) is not None:
+            text = decoder
         named = text.text("model_type") or outer.text("model_type") or ""
-        return cls(outer, text, named.removesuffix("_text"))
+        return cls(outer, text, named if named.endswith("_to_text") else named.removesuffix("_text"))
 
     def model(self) -> CacheModel:
-        if self.family in SEQ2SEQ or self.text.flag("is_encoder_decoder"):
-            layers, mtp, encoder_tokens = self._encoder_decoder()
+        mtp: tuple[Layer, ...] = ()
+        if self.family in SEQ2SEQ or self.outer.flag("is_encoder_decoder"):
+            layers, encoder_tokens = self._encoder_decoder()
         else:
-            layers, mtp, encoder_tokens = (*self._decoder(), None)
+            layers, mtp = self._decoder()
+            layers, encoder_tokens = self._vision_layers(layers)
         max_tokens = self.text.count(*MAX_TOKENS)
         dtype = self._dtype()
         state_dtype = self._state_dtype()
@@ -123,73 +158,105 @@ class _Reader:
     def _decoder(self) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
         count = self._layer_count(*LAYERS)
         kinds = layer_kinds(self.text, self.family, count, self._assume)
-        layers = tuple(self._layer(kind, index, count) for index, kind in enumerate(kinds))
-        layers = self._share(layers)
-        more = self.text.count("num_nextn_predict_layers", at_least=0) or 0
+        layers = self._share(tuple(self._layer(kind, index, count) for index, kind in enumerate(kinds)))
+        more = self.text.count(*MTP_LAYERS, at_least=0) or 0
         last = next((layer for layer in reversed(layers) if layer.attends), None)
         return layers, (replace(last, shared=False),) * more if last else ()
 
     def _layer_count(self, *names: str) -> int:
-        count = self.text.need(*names)
+        count = self.text.count(*names)
+        if count is not None and self.family == "longcat_flash" and not self.text.name("num_hidden_layers"):
+            count *= 2  # each of its layers attends twice
+        if count is None and (entries := self.text.items("layers_block_type")) is not None:
+            count = len(entries)
+        if count is None:
+            raise self.text.missing(*names)
         if count > MAX_LAYERS:
-            raise self.text.fault(
-                self.text.name(*names) or names[0], "out_of_range", f"At most {MAX_LAYERS:,} layers"
-            )
+            name = self.text.name(*names) or "layers_block_type"
+            raise self.text.fault(name, "out_of_range", f"At most {MAX_LAYERS:,} layers")
         return count
 
     def _layer(self, kind: str, index: int, count: int) -> Layer:
         if kind == NONE:
             return Layer(NONE)
+        if kind == LINEAR:
+            kind = recurrent_kind(self.text, self.family)
         if kind in STATES:
             return Layer(kind, state=STATES[kind](self.text))
         if kind == PARALLEL:
-            return replace(self._attention(FULL, index, count), state=_mamba2(self.text))
+            state = STATES[recurrent_kind(self.text, self.family)](self.text)
+            return replace(self._attention(FULL, index, count), state=state)
         return self._attention(kind, index, count)
 
     def _attention(self, kind: str, index: int, count: int) -> Layer:
-        """A layer of self-attention: heads and widths as they are for its kind, and its window."""
-        heads = self._per_layer(HEADS, index, count)
+        """A layer of attention: heads and widths as they are for its kind and number, and its window."""
+        text = self._at(index)
+        heads = self._per_layer(text, HEADS, index, count)
         if heads == 0:
             return Layer(NONE)
-        window = self._window(kind, index, count)
-        if (rank := self.text.count("kv_lora_rank")) is not None:
-            return of_kind(self._latent(heads, rank), kind, window)
+        window = self._window(text, kind, index, count)
+        if (rank := text.count("kv_lora_rank")) is not None:
+            latent = self._latent(text, heads, rank, kind, index, count)
+            return of_kind(latent, FULL if kind == INDEXED else kind, window)
         special = {SLIDING: SLIDING_FIELDS, FULL: FULL_FIELDS}.get(kind, {})
-        heads = self.text.count(*special.get("heads", ())) or heads
-        kv_heads = self.text.count(*special.get("kv_heads", ())) or self._kv_heads(heads, index, count)
+        heads = text.count(*special.get("heads", ())) or heads
+        kv_heads = text.count(*special.get("kv_heads", ())) or self._kv_heads(text, heads, index, count)
+        if kind == SLIDING and self.family in OWN_SLIDING_HEADS:
+            kv_heads = text.need(*SLIDING_FIELDS["kv_heads"])
         if kv_heads == 0:
             return Layer(NONE)
-        k_dim = self.text.count(*special.get("k_dim", ())) or self._head_dim(heads)
-        v_dim = self.text.count(*special.get("v_dim", ())) or self.text.count("v_head_dim") or k_dim
-        row = Layer(heads=heads, kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim, hf_heads=self._hf_heads(heads))
-        return of_kind(row, kind, window)
+        k_dim = text.count(*special.get("k_dim", ())) or self._head_dim(text, heads)
+        v_dim = text.count(*special.get("v_dim", ())) or text.count("v_head_dim") or k_dim
+        row = Layer(heads=heads, kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim)
+        return of_kind(self._as_in_transformers(row, window), kind, window)
 
-    def _latent(self, heads: int, rank: int) -> Layer:
-        rope = self.text.need("qk_rope_head_dim", at_least=0)
-        nope = self.text.count("qk_nope_head_dim", at_least=0)
-        k_dim = self._head_dim(heads) if nope is None else nope + rope
-        v_dim = self.text.count("v_head_dim") or nope or k_dim
-        index = self.text.count("index_head_dim") or 0
-        self.text.name("index_n_heads", "index_topk")  # read: they do not enter the cache
-        return latent_layer(heads, Latent(rank, rope, k_dim, v_dim), index)
+    def _at(self, index: int) -> Fields:
+        """The fields as they hold for one layer: what `per_layer_config` says of it comes first."""
+        overrides = self.text.within("per_layer_config")
+        if overrides is None:
+            return self.text
+        for name in overrides.values:
+            if name.isdecimal() and int(name) == index and (own := overrides.within(name)) is not None:
+                return replace(self.text, values={**self.text.values, **own.values})
+        return self.text
 
-    def _per_layer(self, names: Sequence[str], index: int, count: int) -> int:
-        """A count that may be a list with an entry for each layer; 0 there is a layer without a cache."""
-        name = self.text.name(*names)
-        if name is None:
-            raise self.text.missing(*names)
-        if not isinstance(self.text.values[name], list | tuple):
-            return self.text.need(name)
-        entries = self.text.items(name, count) or ()
-        return positive(entries[index], *self.text.place, name, index, at_least=0)
+    def _latent(self, text: Fields, heads: int, rank: int, kind: str, index: int, count: int) -> Layer:
+        rope = text.need("qk_rope_head_dim", at_least=0)
+        nope = text.count("qk_nope_head_dim", at_least=0)
+        k_dim = self._head_dim(text, heads) if nope is None else nope + rope
+        v_dim = text.count("v_head_dim") or nope or k_dim
+        indexed = kind in (FULL, INDEXED) and self._has_indexer(index, count)
+        index_dim = text.count("index_head_dim") if indexed else None
+        if index_dim:  # what else is said of the indexer does not enter the cache
+            text.read.update(name for name in text.values if name.startswith("index"))
+        return latent_layer(heads, Latent(rank, rope, k_dim, v_dim), index_dim or 0)
 
-    def _kv_heads(self, heads: int, index: int, count: int) -> int:
+    def _has_indexer(self, index: int, count: int) -> bool:
+        """Whether a layer has an indexer of its own, or takes the choice of an earlier layer's."""
         text = self.text
-        if self.family == "falcon" and not text.flag("new_decoder_architecture"):
-            text.name(*KV_HEADS)
-            return 1 if text.flag("multi_query", default=True) else heads
-        if self.family == "gpt_bigcode":
-            return 1 if text.flag("multi_query", default=True) else heads
+        name = text.name("indexer_types", "index_topk_pattern")
+        if name is not None and (entries := text.items(name, count)) is not None:
+            if entries[index] not in INDEXERS:
+                raise text.fault(name, "unknown_layer_kind", f"Entry {index} is neither full nor shared")
+            return INDEXERS[str(entries[index])]
+        every = text.count("index_topk_freq") or 1
+        first = text.count("index_skip_topk_offset", at_least=0)
+        return max(index - (2 if first is None else first) + 1, 0) % every == 0
+
+    def _per_layer(self, text: Fields, names: Sequence[str], index: int, count: int) -> int:
+        """A count that may be a list with an entry for each layer; 0 there is a layer without a cache."""
+        name = text.name(*names)
+        if name is None:
+            raise text.missing(*names)
+        if not isinstance(text.values[name], list | tuple):
+            return text.need(name)
+        entries = text.items(name, count) or ()
+        return positive(entries[index], *text.place, name, index, at_least=0)
+
+    def _kv_heads(self, text: Fields, heads: int, index: int, count: int) -> int:
+        multi_query = self.family in ("falcon", "gpt_bigcode") and text.flag("multi_query", default=True)
+        if multi_query and not text.flag("new_decoder_architecture"):
+            return 1
         blocks = text.objects("block_configs", count)
         if blocks and (attention := blocks[index].within("attention")):
             group = attention.need("n_heads_in_group")
@@ -203,32 +270,42 @@ class _Reader:
         if text.name(*KV_HEADS) is None:
             self._assume(f"no {KV_HEADS[0]}: every head has its own K and V, {heads}")
             return heads
-        return self._per_layer(KV_HEADS, index, count)
+        return self._per_layer(text, KV_HEADS, index, count)
 
-    def _hf_heads(self, heads: int) -> int | None:
-        return heads if self.family == "falcon" and self.text.flag("new_decoder_architecture") else None
+    def _as_in_transformers(self, row: Layer, window: int | None) -> Layer:
+        """Where transformers keeps more than its table says."""
+        if self.family == "falcon" and self.text.flag("new_decoder_architecture"):
+            return replace(row, hf_heads=row.heads)  # K and V are kept once for every query head
+        if window is not None and self.family == "gpt_neo":
+            return replace(row, hf_window=0)  # all tokens are kept
+        kept = self.text.count("sliding_window_size")
+        if window is not None and self.family == "mimo_v2_flash" and kept is not None:
+            return replace(row, hf_window=kept)  # read there as a window of one more
+        return row
 
-    def _head_dim(self, heads: int) -> int:
-        given = self.text.count("head_dim", "kv_channels")
+    def _head_dim(self, text: Fields, heads: int) -> int:
+        zamba = self.family in ("zamba", "zamba2")
+        names = ("attention_head_dim",) if zamba else HEAD_DIM
+        given = text.count(*names)
         if given is not None:
             return given
-        width = self.text.need(*WIDTH)
+        width = text.need(*WIDTH) * (2 if zamba else 1)  # Zamba attends to its input beside its embedding
         if width % heads:
-            name = self.text.name(*WIDTH) or WIDTH[0]
+            name = text.name(*WIDTH) or WIDTH[0]
             sentence = f"{name} = {width} is not divisible by {heads} heads, and head_dim is not given"
-            raise self.text.fault(name, "not_divisible", sentence)
+            raise text.fault(name, "not_divisible", sentence)
         self._assume(f"no head_dim: {width} / {heads} heads = {width // heads}")
         return width // heads
 
-    def _window(self, kind: str, index: int, count: int) -> int | None:
-        if kind == FULL:
-            return None
+    def _window(self, text: Fields, kind: str, index: int, count: int) -> int | None:
         if kind == CHUNKED:
-            return self.text.need("attention_chunk_size")
-        blocks = self.text.objects("block_configs", count)
+            return text.need("attention_chunk_size")
+        if kind != SLIDING:
+            return None
+        blocks = text.objects("block_configs", count)
         if blocks and (attention := blocks[index].within("attention")):
             return attention.need("window_length")
-        return self.text.need("sliding_window", "window_size")
+        return text.need("sliding_window", "window_size", "attention_window_size")
 
     def _share(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         """The last `num_kv_shared_layers` read what earlier layers keep; or groups of `cla_share_factor` do."""
@@ -245,19 +322,44 @@ class _Reader:
             for index, layer in enumerate(layers)
         )
 
-    # --- encoder-decoders ---
+    # --- cross-attention ---
 
-    def _encoder_decoder(self) -> tuple[tuple[Layer, ...], tuple[Layer, ...], int | None]:
+    def _encoder_decoder(self) -> tuple[tuple[Layer, ...], int | None]:
+        """Every layer of the decoder attends to its own tokens and to the encoder's."""
         text = self.text
-        count = self._layer_count("decoder_layers", "num_decoder_layers", "num_layers")
-        heads = text.need("decoder_attention_heads", "num_heads", "num_attention_heads")
-        width = text.count("d_kv") or self._head_dim(heads)
-        own = Layer(heads=heads, kv_heads=heads, k_dim=width, v_dim=width)
-        layers = (own, replace(own, kind=CROSS)) * count
+        if text.place:  # a decoder with a config of its own
+            own, _ = self._decoder()
+        else:
+            count = self._layer_count("decoder_layers", "num_decoder_layers", "num_layers")
+            heads = text.need("decoder_attention_heads", "num_heads", "num_attention_heads")
+            width = self._head_dim(text, heads)
+            own = (Layer(heads=heads, kv_heads=heads, k_dim=width, v_dim=width),) * count
+        crossed = tuple(replace(layer, kind=CROSS, window=None) for layer in own)
         encoder_tokens = text.count("max_source_positions")
         if encoder_tokens is not None:
             self._assume(f"encoder_tokens from max_source_positions: {encoder_tokens:,}")
-        return layers, (), encoder_tokens
+        return tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair), encoder_tokens
+
+    def _vision_layers(self, layers: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], int | None]:
+        """Llama 3.2 Vision: some layers attend to the image alone, whose tokens the vision config gives."""
+        numbers = self.text.items("cross_attention_layers")
+        if numbers is None:
+            return layers, None
+        for index, number in enumerate(numbers):
+            place = (*self.text.place, "cross_attention_layers", index)
+            if positive(number, *place, at_least=0) >= len(layers):
+                raise CacheInputError(place, "out_of_range", f"There are {len(layers)} layers")
+        crossed = tuple(
+            replace(layer, kind=CROSS, window=None) if index in numbers else layer
+            for index, layer in enumerate(layers)
+        )
+        vision = self.outer.within("vision_config")
+        if vision is None or not vision.name("image_size") or not vision.name("patch_size"):
+            return crossed, None
+        patches = (vision.need("image_size") // vision.need("patch_size")) ** 2 + 1
+        tiles = vision.count("max_num_tiles") or 1
+        self._assume(f"encoder_tokens of one image: {tiles} tiles of {patches:,}")
+        return crossed, tiles * patches
 
     # --- types ---
 
@@ -285,7 +387,14 @@ class _Reader:
 
     def _refuse_unread(self) -> None:
         text = self.text
-        every_kind = text.name(*_EVERY_KIND) is not None or self.family in WHOLE_MODELS
+        every_kind = text.name(*_EVERY_KIND) is not None or self.family in (*WHOLE_MODELS, *SEQ2SEQ)
+        if text.get("use_bidirectional_attention") is True:
+            sentence = "A model that looks both ways is an encoder: it keeps no cache"
+            raise text.fault("use_bidirectional_attention", "unsupported_cache", sentence)
+        if self.family in UNMODELLED:
+            raise text.fault(
+                "model_type", "unsupported_cache", f"The cache of {self.family} is not modelled here"
+            )
         unread = [
             name
             for name, value in text.values.items()
@@ -301,44 +410,3 @@ class _Reader:
     def _assume(self, sentence: str) -> None:
         if sentence not in self.assumptions:
             self.assumptions.append(sentence)
-
-
-def _mamba(text: Fields) -> State:
-    d_inner = text.count("intermediate_size") if text.name("state_size") else None
-    if d_inner is None:
-        d_inner = text.need("mamba_expand", "expand") * text.need(*WIDTH)
-    return State.mamba(
-        d_inner=d_inner,
-        d_state=text.need("mamba_d_state", "state_size"),
-        kernel=text.need("mamba_d_conv", "conv_kernel"),
-    )
-
-
-def _mamba2(text: Fields) -> State:
-    heads = text.need("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
-    head_dim = text.need("mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
-    return State.mamba2(
-        d_inner=text.count("mamba_d_ssm") or heads * head_dim,
-        heads=heads,
-        head_dim=head_dim,
-        d_state=text.need("mamba_d_state", "ssm_state_size", "state_size"),
-        groups=text.need("mamba_n_groups", "mamba_ngroups", "n_groups"),
-        kernel=text.need("mamba_d_conv", "conv_kernel"),
-    )
-
-
-def _gated_delta_net(text: Fields) -> State:
-    return State.gated_delta_net(
-        k_heads=text.need("linear_num_key_heads"),
-        k_dim=text.need("linear_key_head_dim"),
-        v_heads=text.need("linear_num_value_heads"),
-        v_dim=text.need("linear_value_head_dim"),
-        kernel=text.need("linear_conv_kernel_dim"),
-    )
-
-
-STATES: Mapping[str, Callable[[Fields], State]] = {
-    MAMBA: _mamba,
-    MAMBA2: _mamba2,
-    DELTA_NET: _gated_delta_net,
-}

@@ -92,7 +92,7 @@ class Engine:
         if window is None:
             return tokens
         if self.name == "hf":
-            window = layer.hf_window if layer.hf_window is not None else window - 1
+            window = (layer.hf_window or tokens) if layer.hf_window is not None else window - 1
         return min(tokens, window)
 
     def heads(self, layer: Layer) -> int:
@@ -101,7 +101,9 @@ class Engine:
 
     def columns(self, state: State) -> int:
         """Columns that the convolution keeps of each channel."""
-        return state.kernel if self.name == "hf" else state.kernel - 1
+        if self.name != "hf":
+            return state.kernel - 1
+        return state.kernel if state.hf_columns is None else state.hf_columns
 
     def _pages(self, rows: int) -> int:
         return _up(rows, self.page)

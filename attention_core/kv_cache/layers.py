@@ -45,7 +45,9 @@ class State:
     `elements` are the recurrence itself, in the state's dtype of s bytes.
 
     Over tensor-parallel ranks it is divided if every count in `heads` divides; of the channels, `shared_channels`
-    belong to a single group that every rank then copies.
+    belong to a single group that every rank then copies. `as_activations` is set where the recurrence is in the
+    activations' dtype too, unless another is asked for. `hf_columns` is what transformers keeps of a channel, where
+    it is not `kernel`.
     """
 
     kind: str
@@ -54,6 +56,8 @@ class State:
     elements: int
     heads: tuple[int, ...]
     shared_channels: int = 0
+    as_activations: bool = False
+    hf_columns: int | None = None
 
     def divides(self, ranks: int) -> bool:
         """Whether it can be divided over so many ranks."""
@@ -110,7 +114,7 @@ class Layer:
     shared     reads another layer's K and V and keeps none of its own
     state      of a recurrent layer, or of the recurrent half of a parallel hybrid
     hf_heads   heads to which transformers broadcasts K and V before it keeps them (Falcon's new decoder)
-    hf_window  tokens that transformers keeps of a window, where it is not one fewer
+    hf_window  tokens that transformers keeps of a window, where it is not one fewer; 0 for all
 
     An encoder-decoder's decoder layer is two entries: its self-attention, and its cross_attention, whose rows are the
     encoder's tokens.
@@ -269,10 +273,11 @@ def positive(value: object, *place: str | int, at_least: int = 1) -> int:
 
     Raises CacheInputError at `place`.
     """
+    name = next(part for part in reversed(place) if isinstance(part, str))
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CacheInputError(place, "wrong_type", f"{place[-1]} must be a whole number")
+        raise CacheInputError(place, "wrong_type", f"{name} must be a whole number")
     if not at_least <= value <= MAX_COUNT:
-        sentence = f"{place[-1]} must be {at_least} to {MAX_COUNT:,}"
+        sentence = f"{name} must be {at_least} to {MAX_COUNT:,}"
         raise CacheInputError(place, "out_of_range", sentence)
     return value
 

@@ -5,7 +5,11 @@ from collections.abc import Callable, Sequence
 from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import CHUNKED, FULL, NONE, SLIDING
 
-MAMBA, MAMBA2, DELTA_NET, PARALLEL = "mamba", "mamba2", "gated_delta_net", "parallel_hybrid"
+MAMBA, MAMBA2, DELTA_NET = "mamba", "mamba2", "gated_delta_net"
+KDA, LIGHTNING, RG_LRU, SHORT_CONV = "kimi_delta_attention", "lightning_attention", "rg_lru", "short_conv"
+LINEAR = "linear"  # recurrent, of the kind whose sizes the config has
+PARALLEL = "parallel_hybrid"  # attention and a recurrence side by side in one layer
+INDEXED = "indexed_attention"  # with a sparse-attention indexer
 
 # What a list of layers may say, and what it is here
 KINDS = {
@@ -15,8 +19,12 @@ KINDS = {
     "sliding_attention": SLIDING,
     "local": SLIDING,
     "chunked_attention": CHUNKED,
-    "linear_attention": DELTA_NET,
-    "mamba": MAMBA,
+    "linear_attention": LINEAR,
+    "indexed_attention": INDEXED,
+    "hybrid": PARALLEL,
+    "recurrent": RG_LRU,
+    "conv": SHORT_CONV,
+    "mamba": LINEAR,
     "none": NONE,
     "moe": NONE,
     "mlp": NONE,
@@ -36,6 +44,9 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
         return (WHOLE_MODELS[family],) * count
     for source in (
         _layer_types,
+        _attention_layers,
+        _linear_attention_config,
+        _attention_types,
         _hybrid_layer_pattern,
         _chunks,
         _sliding_window_pattern,
@@ -51,15 +62,21 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
     return (FULL,) * count
 
 
+MAMBA2_WIDTHS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")  # of a head: Mamba-1 has none
 WHOLE_MODELS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "mamba2": MAMBA2, "falcon_h1": PARALLEL}
+
+REPEATED = (
+    "block_types",
+    "_block_types",
+)  # Griffin's lists: shorter than the model, its attention over a window
 
 # Families whose layers alternate even where the config does not say so: full attention where (i + 1) % period is 0
 PERIODS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4}
 
 
 def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
-    name = text.name("layer_types", "layers_block_type")
-    entries = text.items(name, count) if name else None
+    name = text.name("layer_types", "layers_block_type", "block_types", "_block_types", "attention_layers")
+    entries = text.items(name, None if name in REPEATED else count) if name else None
     if name is None or entries is None:
         return None
     kinds = []
@@ -67,9 +84,48 @@ def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]
         if not isinstance(entry, str) or entry not in KINDS:
             raise text.fault(name, "unknown_layer_kind", f"Entry {index} is not a kind of layer known here")
         kinds.append(KINDS[entry])
-    if MAMBA in kinds and text.name("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"):
-        kinds = [MAMBA2 if kind == MAMBA else kind for kind in kinds]
+    if name in REPEATED:  # repeated, the attention among them over a window
+        kinds = [SLIDING if kinds[i % len(kinds)] == FULL else kinds[i % len(kinds)] for i in range(count)]
     return kinds
+
+
+def recurrent_kind(text: Fields, family: str) -> str:
+    """Which recurrence a config has the sizes of."""
+    if family.startswith("minimax"):
+        return LIGHTNING
+    if text.name("linear_num_heads", "linear_attn_config"):
+        return KDA
+    if text.name("linear_num_key_heads", "linear_num_value_heads"):
+        return DELTA_NET
+    return MAMBA2 if text.name(*MAMBA2_WIDTHS) else MAMBA
+
+
+def _attention_layers(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """Bamba: which layers attend, by number; the others are recurrent."""
+    numbers = text.items("attn_layer_indices")
+    return None if numbers is None else [FULL if index in numbers else LINEAR for index in range(count)]
+
+
+def _linear_attention_config(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """Kimi Linear: which layers attend, counted from 1."""
+    inner = text.within("linear_attn_config")
+    if inner is None:
+        return None
+    numbers = inner.items("full_attn_layers")
+    if numbers is None:
+        raise inner.missing("full_attn_layers")
+    return [FULL if index + 1 in numbers else KDA for index in range(count)]
+
+
+def _attention_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """MiniMax: 1 attends, 0 is recurrent."""
+    entries = text.items("attn_type_list", count)
+    if entries is None:
+        return None
+    for index, entry in enumerate(entries):
+        if entry not in (0, 1):
+            raise text.fault("attn_type_list", "unknown_layer_kind", f"Entry {index} is neither 0 nor 1")
+    return [FULL if entry else LINEAR for entry in entries]
 
 
 def _hybrid_layer_pattern(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:

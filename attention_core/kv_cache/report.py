@@ -360,10 +360,11 @@ def _resolve_types(
         if activation not in (base, model.dtype):
             notes.assumptions.append(f"convolution columns in {activation}")
         if not (state_dtype or model.state_dtype) and any(
-            layer.state.elements for layer in model.layers if layer.state
+            layer.state.elements and not layer.state.as_activations for layer in model.layers if layer.state
         ):
             notes.assumptions.append(f"no state_dtype given or known: recurrent states in {state}")
-    return Types(DTYPES[k_dtype or base], DTYPES[v_dtype or base], DTYPES[activation], DTYPES[state])
+    asked = None if state_dtype is None else DTYPES[state_dtype]
+    return Types(DTYPES[k_dtype or base], DTYPES[v_dtype or base], DTYPES[activation], DTYPES[state], asked)
 
 
 def _resolve_encoder(model: CacheModel, encoder_tokens: int | None, notes: _Notes) -> int:

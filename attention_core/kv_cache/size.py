@@ -14,12 +14,17 @@ UNBOUNDED_TOKENS = 2**62  # a cache that fits at this length does not grow
 
 @dataclass(frozen=True)
 class Types:
-    """In what K, V, a convolution's columns and a recurrence's state are kept."""
+    """In what K, V, a convolution's columns and a recurrence's state are kept; `own_state` if it was asked for."""
 
     k: Dtype
     v: Dtype
     activation: Dtype
     state: Dtype
+    own_state: Dtype | None = None
+
+    def of_state(self, state: State) -> Dtype:
+        """The type of a state's recurrence."""
+        return self.own_state or (self.activation if state.as_activations else self.state)
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,8 @@ class Cache:
             channels = (channels - state.shared_channels) // ranks + state.shared_channels
             elements //= ranks
         convolution = channels * self.engine.columns(state)
-        return activation.row_bytes(convolution) + self.types.state.row_bytes(elements)
+        recurrence = self.types.of_state(state)
+        return activation.row_bytes(convolution) + recurrence.row_bytes(elements)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Sizes and rates for a reader: units, and the formula in a model's own numbers."""
 
+from collections import Counter
 from fractions import Fraction
 
 from attention_core.kv_cache.dtypes import Dtype, index_bytes, latent_bytes
@@ -14,6 +15,10 @@ _KINDS = {
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
     "gated_delta_net": "gated DeltaNet",
+    "kimi_delta_attention": "Kimi delta attention",
+    "lightning_attention": "lightning attention",
+    "rg_lru": "RG-LRU",
+    "short_conv": "short convolution",
 }
 
 
@@ -39,8 +44,13 @@ def formula(cache: Cache) -> str:
     rows = " + ".join(_rows(cache, layer, count, plain) for layer, count in growing.items())
     sentences = [f"{rows} = {rate:,} bytes per token" if growing else "no bytes per token"]
     fixed = sum(count * cache.fixed_bytes(layer) for layer, count in layers.items())
-    constant = [_fixed(cache, layer, count) for layer, count in layers.items() if cache.fixed_bytes(layer)]
-    if constant:
+    states: Counter[State] = Counter()
+    for layer, count in layers.items():
+        if layer.state:
+            states[layer.state] += count
+    constant = [_states(cache, state, count) for state, count in states.items()]
+    constant += [_crossed(cache, layer, count) for layer, count in layers.items() if layer.kind == CROSS]
+    if fixed:
         sentences.append(f"{' + '.join(constant)} = {fixed:,} bytes per sequence")
     return "; ".join(sentences)
 
@@ -75,23 +85,19 @@ def _head(width: int, dtype: Dtype) -> str:
     return f"{width} × {_per_element(dtype)}{scale}"
 
 
-def _fixed(cache: Cache, layer: Layer, count: int) -> str:
-    if layer.kind == CROSS:
-        encoder = f"{cache.encoder_tokens:,} encoder tokens"
-        return f"{_counted(count, 'cross-attention layer')} × {encoder} × {_row(cache, layer)}"
-    state = layer.state
-    assert state is not None  # nothing else is fixed
-    return f"{_counted(count, f'{_KINDS.get(state.kind, state.kind)} layer')} × ({_state(cache, state)})"
+def _crossed(cache: Cache, layer: Layer, count: int) -> str:
+    encoder = f"{cache.encoder_tokens:,} encoder tokens"
+    return f"{_counted(count, 'cross-attention layer')} × {encoder} × {_row(cache, layer)}"
 
 
-def _state(cache: Cache, state: State) -> str:
+def _states(cache: Cache, state: State, count: int) -> str:
     parts = []
     if state.channels and state.kernel > 1:
         width = _per_element(cache.types.activation)
         parts.append(f"{state.channels:,} channels × {_counted(state.kernel - 1, 'column')} × {width}")
     if state.elements:
-        parts.append(f"{state.elements:,} elements × {_per_element(cache.types.state)}")
-    return " + ".join(parts)
+        parts.append(f"{state.elements:,} elements × {_per_element(cache.types.of_state(state))}")
+    return f"{_counted(count, f'{_KINDS.get(state.kind, state.kind)} layer')} × ({' + '.join(parts)})"
 
 
 def _counted(number: int | Fraction, unit: str) -> str:
