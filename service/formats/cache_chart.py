@@ -62,6 +62,16 @@ _LONGEST_NAME = 34  # columns
 _ROW = 14.0  # between two names
 _FEWEST_OCTAVES = 4  # of tokens on a logarithmic axis
 _MOST_DOTS = 24
+_AROUND = (  # where a label can stand beside its dot
+    (-8.0, -10.0, "right"),
+    (8.0, 12.0, "left"),
+    (-8.0, 12.0, "right"),
+    (0.0, -16.0, "center"),
+    (8.0, 27.0, "left"),
+    (-4.0, 27.0, "right"),
+    (8.0, 44.0, "left"),
+    (-4.0, 44.0, "right"),
+)
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -206,7 +216,7 @@ class _Chart:
             self._names_beside()
         elif self.named:
             y = self._names_below(y)
-        for caption in [*([] if fits else [subject]), *_captions(self.payload, self.curves)]:
+        for caption in [*([] if fits else [subject]), *self._captions()]:
             y = sheet.paragraph(caption, PAD, y)
         return sheet.render(y + PAD, f"KV cache of {subject}", self.payload)
 
@@ -219,7 +229,9 @@ class _Chart:
             return 0, high
         asked = {tokens for curve in self.curves for tokens, _ in curve.asked}
         windows = [window for curve in self.curves for window in curve.windows]
-        if "tokens" in self.payload["request"] and len(asked) > 1:
+        if ("tokens" in self.payload["request"] and len(asked) > 1) or all(
+            curve.max_tokens is None for curve in self.curves
+        ):
             low = min(asked)
         else:  # the ten octaves below the longest, and more where a window fills there
             low = min([high // 1024, *(window // 4 for window in windows)])
@@ -269,7 +281,7 @@ class _Chart:
                 self.sheet.lines([part], curve.color, 2.0, linestyles=[_DASHES[dashes]])
         if within and len(beyond) > 1 and "models" in self.payload:
             x, y = within[-1]
-            self.sheet.lines([[(x, y - 5), (x, y + 5)]], curve.color, 2.0)
+            self.sheet.lines([[(x, y - 8), (x, y + 8)]], curve.color, 2.0)
 
     def _maximum(self) -> None:
         """Of a model by itself: where it ends, written at the foot, where no line is."""
@@ -305,20 +317,17 @@ class _Chart:
             self._dots(curve, curve.asked, "{tokens} tokens, {size}", curve.color, "white")
             if "models" not in self.payload:
                 for window, size in places:
-                    spots = [(8, 12, "left"), (8, 26, "left"), (-8, -12, "right")]
-                    self._label((self.x.at(window), self.y.at(size)), f"window of {window:,} full", spots)
+                    place = (self.x.at(window), self.y.at(size))
+                    self._label(place, f"window of {window:,} full", [_AROUND[1], *_AROUND])
         best = (self.payload.get("max_tokens") or {}).get("per_sequence")
         if best and self.budget is not None and self.x.holds(best) and self.y.holds(self.budget):
             place = (self.x.at(best), self.y.at(self.budget))
             self.sheet.dots([place], 7.0)
-            self._label(
-                place, f"{best:,} tokens fit", [(-8, -10, "right"), (8, 12, "left"), (-8, 12, "right")]
-            )
+            self._label(place, f"{best:,} tokens fit", _AROUND)
         if "models" not in self.payload:
             asked = [one for one in self.curves[0].asked if self.x.holds(one[0]) and self.y.holds(one[1])]
             for tokens, size in asked[-6:]:
-                spots = [(-8, -10, "right"), (8, 12, "left"), (-8, 12, "right"), (0, -14, "center")]
-                self._label((self.x.at(tokens), self.y.at(size)), human_bytes(size), spots)
+                self._label((self.x.at(tokens), self.y.at(size)), human_bytes(size), _AROUND)
 
     def _dots(
         self, curve: _Curve, places: Sequence[tuple[int, int]], hint: str, fill: str, edge: str
@@ -346,7 +355,7 @@ class _Chart:
         left, top, right, bottom = box
         if left < self.x.start or right > self.x.end + 2 or top < self.y.end - 6 or bottom > self.y.start:
             return False
-        if any(left < r and right > l_ and top < b and bottom > t for l_, t, r, b in self.taken):
+        if any(_overlap(box, other) for other in self.taken):
             return False
         return not any(
             left <= x <= right and top <= y <= bottom for line in self.lines for x, y in _sampled(line)
@@ -377,6 +386,30 @@ class _Chart:
             y += _ROW
         return y
 
+    def _captions(self) -> Iterator[str]:
+        """What the numbers are of, and what the marks mean."""
+        payload, request = self.payload, self.payload["request"]
+        batch, ranks = request.get("batch", 1), request.get("tensor_parallel", 1)
+        dtypes = [payload["k_dtype"], *(other["dtype"] for other in payload.get("models", ()))]
+        of = [
+            f"{payload['k_dtype']} keys, {payload['v_dtype']} values"
+            if payload["k_dtype"] != payload["v_dtype"]
+            else ", ".join(dict.fromkeys(dtypes)),
+            f"a batch of {batch:,}" if batch > 1 else "one sequence",
+        ]
+        if prefix := request.get("shared_prefix_tokens"):
+            of.append(f"{prefix:,} tokens shared")
+        if ranks > 1:
+            of.append(f"on one of {ranks} ranks")
+        engine = request.get("engine", "ideal")
+        of.append("the ideal cache" if engine == "ideal" else (_BOUNDS | _ENGINES)[engine])
+        yield "; ".join(of)
+        windows = any(self.x.holds(window) for curve in self.curves for window in curve.windows)
+        bars = "models" in payload and any(curve.max_tokens for curve in self.curves)
+        marks = ["circles: a window is full"] * windows + ["a bar: the model's maximum"] * bars
+        if marks:
+            yield "; ".join(marks)
+
 
 def _budget(payload: Mapping[str, Any]) -> int | None:
     """Bytes for the cache on a rank: the request's, or what is left of its GPU."""
@@ -385,30 +418,8 @@ def _budget(payload: Mapping[str, Any]) -> int | None:
     return budget if budget and budget > 0 else None
 
 
-def _captions(payload: Mapping[str, Any], curves: Sequence[_Curve]) -> Iterator[str]:
-    """What the numbers are of, and what the marks mean."""
-    request = payload["request"]
-    batch, ranks = request.get("batch", 1), request.get("tensor_parallel", 1)
-    dtypes = [payload["k_dtype"], *(other["dtype"] for other in payload.get("models", ()))]
-    of = [
-        f"{payload['k_dtype']} keys, {payload['v_dtype']} values"
-        if payload["k_dtype"] != payload["v_dtype"]
-        else ", ".join(dict.fromkeys(dtypes)),
-        f"a batch of {batch:,}" if batch > 1 else "one sequence",
-    ]
-    if prefix := request.get("shared_prefix_tokens"):
-        of.append(f"{prefix:,} tokens shared")
-    if ranks > 1:
-        of.append(f"on one of {ranks} ranks")
-    engine = request.get("engine", "ideal")
-    of.append("as small as it can be" if engine == "ideal" else (_BOUNDS | _ENGINES)[engine])
-    yield "; ".join(of)
-    marks: list[tuple[bool, str]] = [
-        (any(curve.windows for curve in curves), "circles: a window is full"),
-        (any(curve.max_tokens for curve in curves) and "models" in payload, "a bar: the model's maximum"),
-    ]
-    if said := "; ".join(text for there, text in marks if there):
-        yield said
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _sampled(line: Sequence[Point]) -> Iterator[Point]:
