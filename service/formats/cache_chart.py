@@ -69,8 +69,6 @@ _AROUND = (  # where a label can stand beside its dot
     (0.0, -16.0, "center"),
     (8.0, 27.0, "left"),
     (-4.0, 27.0, "right"),
-    (8.0, 44.0, "left"),
-    (-4.0, 44.0, "right"),
 )
 
 Point = tuple[float, float]
@@ -291,43 +289,40 @@ class _Chart:
         at = self.x.at(most)
         self.sheet.lines([[(at, self.y.start), (at, self.y.end)]], GREY, 1.0, linestyles=[_DASHES["dashed"]])
         self._label(
-            (at, self.y.start - 8), f"the model's maximum, {most:,}", [(-6, 0, "right"), (6, 0, "left")]
+            (at, self.y.start - 8), f"the model's maximum, {most:,}", GREY, [(-6, 0, "right"), (6, 0, "left")]
         )
 
     def _budget_line(self) -> None:
+        """With a dot at the longest sequence that fits."""
         if self.budget is None or not self.y.holds(self.budget):
             return
         at = self.y.at(self.budget)
         self.sheet.lines([[(self.x.start, at), (self.x.end, at)]], INK, 1.25)
-        self._label(
-            (self.x.start + 6, at), f"budget {human_bytes(self.budget)}", [(0, -8, "left"), (0, 10, "left")]
-        )
+        label = f"budget {human_bytes(self.budget)}"
+        best = self.payload["max_tokens"]["per_sequence"]
+        if best and "models" not in self.payload:
+            label += f": {best:,} tokens fit"
+            if self.x.holds(best):
+                self.sheet.dots([(self.x.at(best), at)], 7.0)
+        self._label((self.x.start + 6, at), label, INK, [(0, -8, "left"), (0, 10, "left")])
 
     def _marks(self) -> None:
         """Dots and circles on the lines, and beside them what they say."""
+        ideal = next((curve for curve in self.curves if curve.name == _BOUNDS["ideal"]), None)
         for curve in self.curves:
-            circles = [window for window in curve.windows if self.x.holds(window)]
-            places = [(window, curve.at(window)) for window in circles]
-            if any(one.name == _BOUNDS["ideal"] and one is not curve for one in self.curves):
-                ideal = next(one for one in self.curves if one.name == _BOUNDS["ideal"])
-                places = [
-                    (window, ideal.at(window)) for window in circles
-                ]  # an engine's own corners lie elsewhere
+            line = ideal or curve  # an engine's own corners lie elsewhere
+            places = [(window, line.at(window)) for window in curve.windows if self.x.holds(window)]
             self._dots(curve, places, "a window of {tokens} is full, {size}", "#ffffff", curve.color)
             self._dots(curve, curve.asked, "{tokens} tokens, {size}", curve.color, "white")
             if "models" not in self.payload:
                 for window, size in places:
                     place = (self.x.at(window), self.y.at(size))
-                    self._label(place, f"window of {window:,} full", [_AROUND[1], *_AROUND])
-        best = (self.payload.get("max_tokens") or {}).get("per_sequence")
-        if best and self.budget is not None and self.x.holds(best) and self.y.holds(self.budget):
-            place = (self.x.at(best), self.y.at(self.budget))
-            self.sheet.dots([place], 7.0)
-            self._label(place, f"{best:,} tokens fit", _AROUND)
+                    self._label(place, f"window of {window:,} full", curve.color, [_AROUND[1], *_AROUND])
         if "models" not in self.payload:
             asked = [one for one in self.curves[0].asked if self.x.holds(one[0]) and self.y.holds(one[1])]
             for tokens, size in asked[-6:]:
-                self._label((self.x.at(tokens), self.y.at(size)), human_bytes(size), _AROUND)
+                place = (self.x.at(tokens), self.y.at(size))
+                self._label(place, human_bytes(size), self.curves[0].color, _AROUND)
 
     def _dots(
         self, curve: _Curve, places: Sequence[tuple[int, int]], hint: str, fill: str, edge: str
@@ -339,7 +334,7 @@ class _Chart:
             said = hint.format(tokens=f"{tokens:,}", size=human_bytes(size))
             self.sheet.hint((x - 7, y - 7, 14, 14), f"{curve.name}: {said}")
 
-    def _label(self, place: Point, label: str, spots: Sequence[tuple[float, float, str]]) -> None:
+    def _label(self, place: Point, label: str, color: str, spots: Sequence[tuple[float, float, str]]) -> None:
         """Beside a place, at the first of the spots where it is in nobody's way; nowhere, where there is none."""
         wide = text_widths([label], SMALL)[0]
         for dx, dy, ha in spots:
@@ -348,7 +343,7 @@ class _Chart:
             box = (left - 2, y - 7, left + wide + 2, y + 7)
             if self._free(box):
                 self.taken.append(box)
-                self.sheet.text(x, y, label, SMALL, ha=ha, va="center")
+                self.sheet.text(x, y, label, SMALL, ha=ha, va="center", color=color)
                 return
 
     def _free(self, box: Box) -> bool:

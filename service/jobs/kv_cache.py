@@ -175,7 +175,13 @@ def _curves(
     """A rank's bytes against tokens: of every model; of one by itself also the ideal and without windows."""
     known = [model.max_tokens for _, model in models if model.max_tokens is not None]
     longest = max((*known, *(one.tokens for report in reports for one in report.sizes)))
-    grid = _grid(max(1, request.shared_prefix_tokens), longest if longest > 1 else ASSUMED_LONGEST, reports)
+    corners = {
+        *known,
+        *(one.tokens for report in reports for one in report.sizes),
+        *(group.window for report in reports for group in report.groups if group.window is not None),
+    }
+    shortest = max(1, request.shared_prefix_tokens)
+    grid = _grid(shortest, longest if longest > 1 else ASSUMED_LONGEST, corners)
     curves: list[dict[str, object]] = []
     for (place, model), report in zip(models, reports, strict=True):
         points = _points(request, place, model, grid, request.engine)
@@ -197,14 +203,12 @@ def _curves(
     return curves
 
 
-def _grid(shortest: int, longest: int, reports: Iterable[CacheReport]) -> list[int]:
-    """Tokens from the shortest to the longest: dense on both kinds of axis, with every corner that a curve has."""
+def _grid(shortest: int, longest: int, corners: Iterable[int]) -> list[int]:
+    """Tokens from the shortest to the longest: dense on both kinds of axis, and the corners among them."""
     longest = max(longest, shortest + 1)
     tokens = {round(shortest * (longest / shortest) ** (step / POINTS)) for step in range(POINTS + 1)}
     tokens |= {shortest + (longest - shortest) * step * 2 // POINTS for step in range(POINTS // 2 + 1)}
-    for report in reports:
-        tokens |= {one.tokens for one in report.sizes}
-        tokens |= {group.window for group in report.groups if group.window is not None}
+    tokens |= {*corners}
     return sorted(one for one in tokens if shortest <= one <= longest)
 
 
