@@ -28,6 +28,7 @@ from service.formats.negotiation import Format
 from service.schemas.kv_cache import ComparedModel, KvCacheRequest
 
 LARGEST_INTEGER = 2**63 - 1  # more than most readers of JSON take
+MOST_ROWS = 20_000  # kinds of layers x lengths: a second's work at most, beside the requests of others
 Place = tuple[str | int, ...]
 
 OPTIONS = (  # that the core knows by the same names
@@ -48,6 +49,10 @@ OPTIONS = (  # that the core knows by the same names
 def size(request: KvCacheRequest, written: Format) -> dict[str, object]:
     """The cache of a preset, a config, or given sizes; for a picture with the curves between the tokens asked for."""
     models = _models(request)
+    kinds = max(len({*model.layers, *model.mtp_layers}) for _, model in models)
+    if isinstance(request.tokens, list) and kinds * len(request.tokens) > MOST_ROWS:
+        detail = f"With {kinds} kinds of layers, no more than {MOST_ROWS // kinds} lengths at a time."
+        raise InvalidRequestError.at("/tokens", "out_of_range", detail)
     report, *others = (_report(request, place, model) for place, model in models)
     answer = {name: value for name, value in asdict(report).items() if name != "layers" or value is not None}
     if request.compare_models is not None:
@@ -57,7 +62,7 @@ def size(request: KvCacheRequest, written: Format) -> dict[str, object]:
         ]
     if written.dense:
         answer["request"] = json.loads(request.model_dump_json(exclude_unset=True))
-        answer["curves"] = _curves(request, models, (report, *others))
+        answer["curves"] = _curves(request, models, (report, *others), min(POINTS, MOST_ROWS // (2 * kinds)))
     return answer
 
 
@@ -165,12 +170,18 @@ def _sentence(error: CacheInputError) -> str:
 
 # --- curves, for a picture ----------------------------------------------------------------------------------
 
-POINTS = 160  # on a logarithmic axis; half as many are spaced evenly
+POINTS = (
+    160  # on a logarithmic axis, where the layers are not of very many kinds; half as many are spaced evenly
+)
+MOST_WINDOWS = 16
 ASSUMED_LONGEST = 131_072  # where neither the models nor the request say how far to draw
 
 
 def _curves(
-    request: KvCacheRequest, models: Sequence[tuple[Place, CacheModel]], reports: Sequence[CacheReport]
+    request: KvCacheRequest,
+    models: Sequence[tuple[Place, CacheModel]],
+    reports: Sequence[CacheReport],
+    density: int,
 ) -> list[dict[str, object]]:
     """A rank's bytes against tokens: of every model; of one by itself also the ideal and without windows."""
     known = [model.max_tokens for _, model in models if model.max_tokens is not None]
@@ -178,10 +189,10 @@ def _curves(
     corners = {
         *known,
         *(one.tokens for report in reports for one in report.sizes),
-        *(group.window for report in reports for group in report.groups if group.window is not None),
+        *(window for report in reports for window in _windows(report)),
     }
     shortest = max(1, request.shared_prefix_tokens)
-    grid = _grid(shortest, longest if longest > 1 else ASSUMED_LONGEST, corners)
+    grid = _grid(shortest, longest if longest > 1 else ASSUMED_LONGEST, density, corners)
     curves: list[dict[str, object]] = []
     for (place, model), report in zip(models, reports, strict=True):
         points = _points(request, place, model, grid, request.engine)
@@ -191,7 +202,7 @@ def _curves(
                 "engine": request.engine,
                 "points": points,
                 "asked": [(one.tokens, one.per_rank_bytes) for one in report.sizes],
-                "windows": sorted({group.window for group in report.groups if group.window is not None}),
+                "windows": _windows(report),
                 "max_tokens": model.max_tokens,
             }
         )
@@ -203,11 +214,16 @@ def _curves(
     return curves
 
 
-def _grid(shortest: int, longest: int, corners: Iterable[int]) -> list[int]:
+def _windows(report: CacheReport) -> list[int]:
+    """The windows of its layers, the shortest of very many."""
+    return sorted({group.window for group in report.groups if group.window is not None})[:MOST_WINDOWS]
+
+
+def _grid(shortest: int, longest: int, density: int, corners: Iterable[int]) -> list[int]:
     """Tokens from the shortest to the longest: dense on both kinds of axis, and the corners among them."""
     longest = max(longest, shortest + 1)
-    tokens = {round(shortest * (longest / shortest) ** (step / POINTS)) for step in range(POINTS + 1)}
-    tokens |= {shortest + (longest - shortest) * step * 2 // POINTS for step in range(POINTS // 2 + 1)}
+    tokens = {round(shortest * (longest / shortest) ** (step / density)) for step in range(density + 1)}
+    tokens |= {shortest + (longest - shortest) * step * 2 // density for step in range(density // 2 + 1)}
     tokens |= {*corners}
     return sorted(one for one in tokens if shortest <= one <= longest)
 
