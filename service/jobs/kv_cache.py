@@ -49,7 +49,7 @@ OPTIONS = (  # that the core knows by the same names
 def size(request: KvCacheRequest, written: Format) -> dict[str, object]:
     """The cache of a preset, a config, or given sizes; for a picture with the curves between the tokens asked for."""
     models = _models(request)
-    kinds = max(len({*model.layers, *model.mtp_layers}) for _, model in models)
+    kinds = max(1, *(len({*model.layers, *model.mtp_layers}) for _, model in models))
     if isinstance(request.tokens, list) and kinds * len(request.tokens) > MOST_ROWS:
         detail = f"With {kinds} kinds of layers, no more than {MOST_ROWS // kinds} lengths at a time."
         raise InvalidRequestError.at("/tokens", "out_of_range", detail)
