@@ -20,9 +20,12 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 CACHE_FIELDS = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+# Mixtures of experts that know no other way than to ask which experts were hit. A cache does not depend on them.
+EXPERTS_THAT_LOOK = {"DbrxExperts", "LongcatFlashExperts", "NllbMoeExperts", "SwitchTransformersExperts"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,14 @@ class RealCache:
         return sum(item.bytes for item in self.items)
 
 
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """What decoders ask of an encoder, with nothing in what only Moonshine and the mixtures of experts have."""
+
+    attention_mask: torch.Tensor | None = None
+    router_logits: tuple[torch.Tensor, ...] | None = None
+
+
 def real_cache(
     config: Mapping[str, Any],
     *,
@@ -63,15 +74,17 @@ def real_cache(
     Of a model that also sees or hears, only the text part runs. In an encoder-decoder, and in a decoder with
     cross-attention layers (Mllama), states of `encoder_tokens` positions stand for the encoder's output; the
     encoder itself is not run, because its length rules (30 s of sound, a whole image) are not the cache's.
+
+    Raises ValueError when transformers has no class for the model, when the model returns no cache, and when
+    `encoder_tokens` is missing or out of place.
     """
     with torch.device(device), torch.no_grad():
         model = build(config, getattr(torch, dtype))
         idle = held_by_modules(model)
         given = inputs(model, tokens, batch, encoder_tokens)
         output = model(**given, use_cache=True)
-    cache = given.get(
-        "cache", next((output[name] for name in CACHE_FIELDS if output.get(name) is not None), None)
-    )
+    returned = (output[name] for name in CACHE_FIELDS if output.get(name) is not None)
+    cache = given.get("cache", next(returned, None))
     kept = {path: tensor for path, tensor in held_by_modules(model).items() if path not in idle}
     if cache is None and not kept:
         raise ValueError(f"{type(model).__name__} returned no cache, but {sorted(output)}")
@@ -91,33 +104,44 @@ def held_by_modules(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def build(raw: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
-    """The decoder of a raw config with random weights: the innermost text part, without its output head, that
-    transformers has a class for.
+    """The decoder of a raw config with random weights, ready to run on a device that holds no values."""
+    model = decoder(text_configs(raw), dtype)
+    for module in model.modules():
+        if type(module).__name__ in EXPERTS_THAT_LOOK:
+            module.forward = lambda hidden_states, *routing: hidden_states
+    return model.eval()
+
+
+def decoder(configs: list[PretrainedConfig], dtype: torch.dtype) -> PreTrainedModel:
+    """The innermost text part that transformers has a class for, without an output head where that is possible.
 
     The implementations are those that never look at a value, which the meta device does not have: "eager"
     attention does not ask whether a mask is all ones, "batched_mm" not which tokens each expert got.
     """
     options: Any = {"dtype": dtype, "attn_implementation": "eager", "experts_implementation": "batched_mm"}
-    configs = text_configs(raw)
-    mappings = [auto._model_mapping for auto in (AutoModel, AutoModelForTextEncoding, AutoModelForCausalLM)]
-    classes = [classes[type(config)] for classes in mappings for config in configs if type(config) in classes]
+    whole = type(configs[-1])
     for config in configs:
-        for model_class in classes:
-            if model_class.config_class is type(config):
-                return model_class._from_config(config, **options).eval()
-    raise ValueError(f"transformers has no model class for {raw['model_type']}")
+        for auto in (AutoModel, AutoModelForTextEncoding, AutoModelForCausalLM):
+            classes = auto._model_mapping
+            if type(config) in classes:
+                return classes[type(config)]._from_config(config, **options)
+            # The text classes of Mllama and Emu3 are filed under the whole model's config.
+            if whole in classes and classes[whole].config_class is type(config):
+                return classes[whole]._from_config(config, **options)
+    raise ValueError(f"transformers has no model class for {configs[-1].model_type}")
 
 
 def text_configs(raw: Mapping[str, Any]) -> list[PretrainedConfig]:
     """The configs that govern the decoder, innermost first: the text part of a multimodal model, then the whole."""
     configs: list[PretrainedConfig] = [CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))]
-    while (
-        not configs[0].is_encoder_decoder
-        and (part := configs[0].get_text_config(decoder=True)) is not configs[0]
-    ):
+    while not configs[0].is_encoder_decoder:
+        part = configs[0].get_text_config(decoder=True)
+        if part is configs[0]:
+            break
         configs.insert(0, part)
     for config in configs:
-        if hasattr(config, "activation_sparsity_pattern"):  # Gemma-3n: its MLPs check the value of a quantile
+        if hasattr(config, "activation_sparsity_pattern"):
+            # Gemma-3n: the feed-forward layers check the value of a quantile unless they are dense.
             config.activation_sparsity_pattern = [0.0] * config.num_hidden_layers
     return configs
 
@@ -127,23 +151,19 @@ def inputs(model: PreTrainedModel, tokens: int, batch: int, encoder_tokens: int 
     config = model.config
     ids = torch.zeros(batch, tokens, dtype=torch.long)
     if config.is_encoder_decoder:
-        width = config.get_text_config(encoder=True).hidden_size
-        return {
-            "decoder_input_ids": ids,
-            "encoder_outputs": (states(model, batch, encoder_tokens or 1, width),),
-        }
+        if encoder_tokens is None:
+            raise ValueError(f"{config.model_type} is an encoder-decoder: encoder_tokens must be given")
+        width = model.get_encoder().config.get_text_config().hidden_size
+        encoded = torch.zeros(batch, encoder_tokens, width, dtype=model.dtype)
+        return {"decoder_input_ids": ids, "encoder_outputs": EncoderOutput(encoded)}
+    if encoder_tokens is not None:
+        if not hasattr(config, "cross_attention_layers"):
+            raise ValueError(f"{config.model_type} attends to no encoder: encoder_tokens must be left out")
+        encoded = torch.zeros(batch, encoder_tokens, config.hidden_size, dtype=model.dtype)
+        return {"input_ids": ids, "cross_attention_states": encoded}
     if config.model_type == "recurrent_gemma":  # makes a cache, fills it and does not return it
         return {"input_ids": ids, "cache": DynamicCache(config=config)}
-    if encoder_tokens is not None:
-        return {
-            "input_ids": ids,
-            "cross_attention_states": states(model, batch, encoder_tokens, config.hidden_size),
-        }
     return {"input_ids": ids}
-
-
-def states(model: PreTrainedModel, batch: int, tokens: int, width: int) -> torch.Tensor:
-    return torch.zeros(batch, tokens, width, dtype=model.dtype)
 
 
 def walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:

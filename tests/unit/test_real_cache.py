@@ -113,6 +113,29 @@ def test_the_answer_is_that_of_a_plain_forward_pass_over_a_model_made_by_hand():
     assert real_cache(LLAMA, tokens=11, batch=2, dtype="float32", device="cpu").bytes == expected
 
 
+def test_states_that_a_model_keeps_in_its_own_modules_are_counted_with_its_cache():
+    griffin = {
+        "model_type": "recurrent_gemma",
+        "vocab_size": 31,
+        "hidden_size": 22,
+        "num_hidden_layers": 3,  # two recurrent, one attention
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "lru_width": 22,
+        "conv1d_width": 4,
+        "attention_window_size": 5,
+    }
+    shapes = [(item.shape, item.dtype) for item in real_cache(griffin, tokens=13).items]
+    assert shapes[:2] == [((1, 1, 4, 11), torch.bfloat16)] * 2
+    assert sorted(shapes[2:], key=str) == [((1, 22), torch.float32)] * 2 + [((1, 22, 3), torch.bfloat16)] * 2
+
+
+@pytest.mark.parametrize(("config", "encoder_tokens"), [(WHISPER, None), (LLAMA, 17)])
+def test_encoder_tokens_that_are_missing_or_out_of_place_are_an_error(config, encoder_tokens):
+    with pytest.raises(ValueError, match="encoder_tokens must be"):
+        real_cache(config, tokens=5, encoder_tokens=encoder_tokens)
+
+
 def test_a_model_without_a_cache_is_an_error_and_not_zero_bytes():
     encoder = {"model_type": "bert", "vocab_size": 31, "hidden_size": 24, "num_attention_heads": 3}
     with pytest.raises(ValueError, match="no cache"):
