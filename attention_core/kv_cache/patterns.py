@@ -62,7 +62,15 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
     return (FULL,) * count
 
 
-MAMBA2_WIDTHS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")  # of a head: Mamba-1 has none
+# Heads' widths and groups: Mamba-1 has neither
+MAMBA2_FIELDS = (
+    "mamba_d_head",
+    "mamba_head_dim",
+    "mamba_headdim",
+    "mamba_n_groups",
+    "mamba_ngroups",
+    "n_groups",
+)
 WHOLE_MODELS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "mamba2": MAMBA2, "falcon_h1": PARALLEL}
 
 REPEATED = (
@@ -97,7 +105,7 @@ def recurrent_kind(text: Fields, family: str) -> str:
         return KDA
     if text.name("linear_num_key_heads", "linear_num_value_heads"):
         return DELTA_NET
-    return MAMBA2 if text.name(*MAMBA2_WIDTHS) else MAMBA
+    return MAMBA2 if text.name(*MAMBA2_FIELDS) else MAMBA
 
 
 def _attention_layers(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
