@@ -4,9 +4,12 @@ Nothing is guessed: every default taken is named in `assumptions`, and a config 
 modelled here is refused with the field's name.
 """
 
+import functools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 
 from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES
 from attention_core.kv_cache.errors import CacheInputError
@@ -73,14 +76,15 @@ OWN_SLIDING_HEADS = frozenset({"mimo_v2_flash"})
 UNMODELLED = frozenset({"xlstm", "rwkv", "cpmant", "reformer", "xlnet"})
 
 # A field with one of these words speaks of a cache; one that was not read is a cache that is not modelled
-_RECURRENT = re.compile(
-    r"(^|_)(ssm|mamba|conv|conv1d|convolution|kda)(_|$)|^(linear_(attn|num|key|value|conv|head)|state_size|d_state)",
+_OF_SOME_LAYERS = re.compile(
+    r"(^|_)(ssm|mamba|conv|conv1d|convolution|kda)(_|$)|^(linear_(attn|num|key|value|conv|head)|state_size|d_state|global_attn_every)",
     re.IGNORECASE,
 )
-_OTHER = re.compile(
+_OF_ANY_LAYER = re.compile(
     r"(^|_)(rwkv|lru|recurrent|recurrence|retention|lightning|compress\w*|gla|delta|deltanet|hyena|lsh|kpool|indexer"
-    r"|loop|loops|yoco|cla)(_|$)|^(index_|attention_window|kv_source|kv_shar|share_kv"
-    r"|cross_attention_layers|cross_layer)",
+    r"|loop|loops|cycles|yoco|cla|ple)(_|$)|^(index_|sparse_attention|attention_window|kv_source|kv_shar|share_kv"
+    r"|swa_kv_lora|number_of_conv|qk_dim_factor|cross_attention_layers|cross_layer"
+    r"|cross_num)",
     re.IGNORECASE,
 )
 # With one of these every layer's kind is known, so that what no layer uses is not missed
@@ -91,6 +95,7 @@ _EVERY_KIND = (
     "attn_layer_period",
     "full_attention_interval",
     "attn_layer_indices",
+    "full_attn_idxs",
     "linear_attn_config",
     "attn_type_list",
     "block_types",
@@ -134,11 +139,18 @@ class _Reader:
             layers, encoder_tokens = self._encoder_decoder()
         else:
             layers, mtp = self._decoder()
+            self._refuse_encoders(layers)
             layers, encoder_tokens = self._vision_layers(layers)
         max_tokens = self.text.count(*MAX_TOKENS)
         dtype = self._dtype()
         state_dtype = self._state_dtype()
         self._refuse_unread()
+        if not self.family:
+            self._assume("no model_type: read by its fields alone")
+        elif self.family not in _compared_families():
+            self.warnings.append(
+                f"model_type {self.family[:64]}: read by its fields, not compared with a real cache"
+            )
         if self.outer.get("quantization_config") or self.text.get("quantization_config"):
             self.warnings.append("the checkpoint's weights are quantised; its cache is not, unless asked for")
         return CacheModel(
@@ -198,7 +210,7 @@ class _Reader:
         if (rank := text.count("kv_lora_rank")) is not None:
             latent = self._latent(text, heads, rank, kind, index, count)
             return of_kind(latent, FULL if kind == INDEXED else kind, window)
-        special = {SLIDING: SLIDING_FIELDS, FULL: FULL_FIELDS}.get(kind, {})
+        special = {SLIDING: SLIDING_FIELDS, FULL: self._full_fields(text)}.get(kind, {})
         heads = text.count(*special.get("heads", ())) or heads
         kv_heads = text.count(*special.get("kv_heads", ())) or self._kv_heads(text, heads, index, count)
         if kind == SLIDING and self.family in OWN_SLIDING_HEADS:
@@ -206,9 +218,20 @@ class _Reader:
         if kv_heads == 0:
             return Layer(NONE)
         k_dim = text.count(*special.get("k_dim", ())) or self._head_dim(text, heads)
+        if (
+            self.family.startswith("gemma4")
+            and kind == FULL
+            and not text.name("global_head_dim", "per_layer_config")
+        ):
+            raise text.missing("global_head_dim")
         v_dim = text.count(*special.get("v_dim", ())) or text.count("v_head_dim") or k_dim
         row = Layer(heads=heads, kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim)
         return of_kind(self._as_in_transformers(row, window), kind, window)
+
+    def _full_fields(self, text: Fields) -> Mapping[str, Sequence[str]]:
+        """Gemma 4's full layers are wider; they have other KV heads only where K serves as V as well."""
+        apart = text.flag("attention_k_eq_v", default=True)
+        return FULL_FIELDS if apart else {"k_dim": FULL_FIELDS["k_dim"]}
 
     def _at(self, index: int) -> Fields:
         """The fields as they hold for one layer: what `per_layer_config` says of it comes first."""
@@ -388,9 +411,6 @@ class _Reader:
     def _refuse_unread(self) -> None:
         text = self.text
         every_kind = text.name(*_EVERY_KIND) is not None or self.family in (*WHOLE_MODELS, *SEQ2SEQ)
-        if text.get("use_bidirectional_attention") is True:
-            sentence = "A model that looks both ways is an encoder: it keeps no cache"
-            raise text.fault("use_bidirectional_attention", "unsupported_cache", sentence)
         if self.family in UNMODELLED:
             raise text.fault(
                 "model_type", "unsupported_cache", f"The cache of {self.family} is not modelled here"
@@ -398,7 +418,7 @@ class _Reader:
         unread = [
             name
             for name, value in text.values.items()
-            if (_OTHER.search(name) or (_RECURRENT.search(name) and not every_kind))
+            if (_OF_ANY_LAYER.search(name) or (_OF_SOME_LAYERS.search(name) and not every_kind))
             and name not in text.read
             and value not in (None, False, 0, "", [], {})
         ]
@@ -407,6 +427,20 @@ class _Reader:
             sentence = f"Fields that speak of a cache not modelled here: {names}"
             raise text.fault(unread[0], "unsupported_cache", sentence)
 
+    def _refuse_encoders(self, layers: tuple[Layer, ...]) -> None:
+        """EmbeddingGemma looks both ways over half a window; a prefix that does, as PaliGemma's, is kept as usual."""
+        both_ways = self.text.get("use_bidirectional_attention") in (True, "all")
+        if both_ways and any(layer.window for layer in layers):
+            sentence = "A model whose windows look both ways is an encoder: it keeps no cache"
+            raise self.text.fault("use_bidirectional_attention", "unsupported_cache", sentence)
+
     def _assume(self, sentence: str) -> None:
         if sentence not in self.assumptions:
             self.assumptions.append(sentence)
+
+
+@functools.cache
+def _compared_families() -> frozenset[str]:
+    """Those whose reading was compared with the cache that transformers fills, or derived by hand."""
+    families = json.loads(resources.files(__package__).joinpath("families.json").read_text(encoding="utf-8"))
+    return frozenset(families["measured"] + families["derived"])

@@ -101,9 +101,12 @@ def recurrent_kind(text: Fields, family: str) -> str:
 
 
 def _attention_layers(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
-    """Bamba: which layers attend, by number; the others are recurrent."""
+    """Bamba and LFM2: which layers attend, by number; the others are recurrent, or convolutions."""
     numbers = text.items("attn_layer_indices")
-    return None if numbers is None else [FULL if index in numbers else LINEAR for index in range(count)]
+    if numbers is not None:
+        return [FULL if index in numbers else LINEAR for index in range(count)]
+    numbers = text.items("full_attn_idxs")
+    return None if numbers is None else [FULL if index in numbers else SHORT_CONV for index in range(count)]
 
 
 def _linear_attention_config(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
