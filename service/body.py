@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from flask import Flask, Response, current_app, g, request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from service.errors import (
@@ -32,10 +34,15 @@ from service.settings import Settings
 T = TypeVar("T", bound=BaseModel)
 
 # How a URL says it. Lists are a,b,c; numbers are name:number,name:number; a span is its text, or start..end; heads are
-# L5H5,L8H7, or all
-Kind = Literal["text", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
+# L5H5,L8H7, or all; a flag is true or false
+Kind = Literal["text", "flag", "number", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
+Places = Mapping[
+    str, Sequence[str]
+]  # of parameters that are members of a member: where in the body they stand
+NOWHERE_ELSE: Places = MappingProxyType({})
 JSON, NDJSON = "application/json", "application/x-ndjson"
 ALIASES = {"layer": "layers", "head": "heads"}
+REQUIRED = ("text", "pronoun", "candidates", "model")  # of a request in a URL, where it asks for them at all
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
 
@@ -67,14 +74,55 @@ MESSAGES = {
 }
 
 
+@dataclass(frozen=True)
+class Bare(Generic[T]):
+    """A body that is the `member` of a request all by itself; the query string says the rest of the `request`.
+
+    Any body that is a `body` is one.
+    """
+
+    request: type[T]
+    member: str
+    body: type[RootModel[Any]]
+
+
 def read_json(model: type[T]) -> T:
     """The request's body as `model`.
 
     Raises UnsupportedMediaTypeError, TooLargeError, BodyTimeoutError, MalformedBodyError or InvalidRequestError.
     """
+    return _parsed(model, _raw())
+
+
+def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places: Places) -> T:
+    """The request's body as `model`, or, where it is one, a bare member with the query string's options.
+
+    Raises as `read_json` does, and InvalidRequestError for options in the query string beside a whole request.
+    """
+    raw = _raw()
+    said = _query(names, places)
+    try:
+        member = bare.body.model_validate_json(raw)
+    except ValidationError:
+        if not said:
+            return _parsed(model, raw)
+        faults = [
+            FieldError(pointer_of([name]), "incompatible_options", "The body says this itself.")
+            for name in said
+        ]
+        raise InvalidRequestError.of(faults) from None
+    _refuse_duplicate_members(raw)
+    return _validated(bare.request, {**said, bare.member: member.root})
+
+
+def _raw() -> bytes:
     settings: Settings = current_app.extensions["settings"]
     check_media_type((JSON,))
-    raw = _read(settings.max_body_bytes, settings.body_timeout_seconds)
+    return _read(settings.max_body_bytes, settings.body_timeout_seconds)
+
+
+def _parsed(model: type[T], raw: bytes) -> T:
+    settings: Settings = current_app.extensions["settings"]
     try:
         parsed = model.model_validate_json(raw)
     except ValidationError as error:
@@ -143,32 +191,44 @@ def _line_fault(error: ValidationError, line: bytes) -> tuple[str, str]:
     return field.code, f"{field.pointer}: {field.detail}" if field.pointer else field.detail
 
 
-def read_query(model: type[T], names: Mapping[str, Kind]) -> T:
+def read_query(model: type[T], names: Mapping[str, Kind], places: Places = NOWHERE_ELSE) -> T:
     """The query string as `model`: parameters of the same names, lists separated by commas.
 
     `names` says how each parameter is read; others, which say how the answer is written, are passed over. Raises
     InvalidRequestError; pointers are those of the same request as JSON.
     """
-    body = _query(names)
-    if "text" in names and "text" not in body:
-        raise InvalidRequestError.of([FieldError("/text", "missing_field", "The field is required.")])
+    body = _query(names, places)
+    for name in ("text", "model"):  # without which nothing is asked; the others' lack the model names
+        if name in names and name not in body:
+            raise InvalidRequestError.of([FieldError(f"/{name}", "missing_field", "The field is required.")])
     return _validated(model, body)
 
 
-def _query(names: Mapping[str, Kind]) -> dict[str, object]:
+def place_of(name: str, places: Places) -> Sequence[str]:
+    """Where in the body a parameter stands."""
+    return places.get(name, (name,))
+
+
+def _query(names: Mapping[str, Kind], places: Places = NOWHERE_ELSE) -> dict[str, object]:
     """What the query string says of the members `names`. Raises InvalidRequestError for one that it says twice."""
     body: dict[str, object] = {}
+    seen: set[str] = set()
     faults = []
     for name, values in arguments().items():
         target = ALIASES.get(name, name)
         if target not in names:
             continue
-        if len(values) > 1 or target in body:
+        place = place_of(target, places)
+        if len(values) > 1 or target in seen:
             faults.append(
-                FieldError(pointer_of([target]), "incompatible_options", "The parameter is given twice.")
+                FieldError(pointer_of(place), "incompatible_options", "The parameter is given twice.")
             )
-        else:
-            body[target] = _value(values[0], names[target])
+            continue
+        seen.add(target)
+        owner: Any = body
+        for outer in place[:-1]:
+            owner = owner.setdefault(outer, {})
+        owner[place[-1]] = _value(values[0], names[target])
     if faults:
         raise InvalidRequestError.of(faults)
     return body
@@ -203,6 +263,10 @@ def _value(given: str, kind: Kind) -> object:
             if len({name for name, _, _ in pairs}) < len(pairs) or not all(colon for _, colon, _ in pairs):
                 return given
             return {name: _number(value) for name, _, value in pairs}
+        case "flag":
+            return {"true": True, "false": False}.get(given, given)
+        case "number":
+            return _number(given)
         case "integer" | "integers":
             parts = [_integer(part) for part in given.split(",")]
             return parts if kind == "integers" or len(parts) > 1 else parts[0]

@@ -36,7 +36,7 @@ def document(root: str = "") -> dict[str, Any]:
     operations = sorted(_operations(app), key=lambda operation: operation[:2])
     models: dict[type[BaseModel], Any] = {Problem: "serialization"}
     for _, _, contract, _ in operations:
-        for model in (contract.request, contract.lines):
+        for model in (contract.request, contract.lines, contract.bare):
             if model:
                 models[model] = "validation"
         if contract.answer:
@@ -125,6 +125,9 @@ def _operation(
             "required": True,
             "content": {"application/json": {"schema": references[contract.request, "validation"]}},
         }
+    if contract.bare:
+        forms = [references[one, "validation"] for one in (contract.request, contract.bare)]
+        operation["requestBody"]["content"]["application/json"] = {"schema": {"anyOf": forms}}
     if contract.lines:  # a schema of one line: OpenAPI 3.1 has no words for a sequence of them
         item = references[contract.lines, "validation"]
         operation["requestBody"]["content"][NDJSON] = {"schema": item}

@@ -150,11 +150,27 @@ class Sheet:
         style = {"colors": color, "linewidths": np.multiply(pixels, 0.75), "snap": False, **style}
         self._axes.add_collection(LineCollection(paths, **style), autolim=False)
 
-    def dots(self, places: Sequence[tuple[float, float]], pixels: float) -> None:
-        """Dots that can be seen on any colour."""
+    def dots(
+        self,
+        places: Sequence[tuple[float, float]],
+        pixels: float,
+        *,
+        fill: str = INK,
+        edge: str = "white",
+        stroke: float = 1.0,
+    ) -> None:
+        """Dots; as they are, they can be seen on any colour."""
         x, y = zip(*places, strict=True)
-        style: dict[str, Any] = {"markerfacecolor": INK, "markeredgecolor": "white", "markeredgewidth": 0.75}
-        self._axes.plot(x, y, linestyle="none", marker="o", markersize=pixels * 0.75, **style)
+        self._axes.plot(
+            x,
+            y,
+            linestyle="none",
+            marker="o",
+            markersize=pixels * 0.75,
+            markerfacecolor=fill,
+            markeredgecolor=edge,
+            markeredgewidth=stroke * 0.75,
+        )
 
     def header(self, what: str, axes: str, model: str) -> bool:
         """What is drawn, what its axes are, and the model, where there is room for it: whether there was."""

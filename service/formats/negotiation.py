@@ -8,7 +8,6 @@ from typing import Any
 
 from service.errors import FieldError, InvalidRequestError, NotAcceptableError
 from service.formats import drawing, json, records
-from service.schemas.common import AsksAboutTexts
 
 Payload = Mapping[str, object]
 
@@ -21,6 +20,7 @@ class Options:
     colormap: str = "viridis"
     color: str = "label"
     spreadsheet: bool = False
+    scale: str = "log"
 
 
 DEFAULTS = Options()
@@ -65,7 +65,7 @@ SPREADSHEET = Parameter(
 )
 
 
-Check = Callable[[AsksAboutTexts, Options], None]  # raises InvalidRequestError
+Check = Callable[[Any, Options], None]  # of the request; raises InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Format:
     """One way to write the answer. `check` refuses, before the model runs, what cannot be written so.
 
     `compact` ones may hold more numbers: `max_response_elements_compact`. `exact` ones take numbers as they are, not
-    rounded to the request's decimals. `sparse` ones hold no more of the largest weights than those.
+    rounded to the request's decimals. `sparse` ones hold no more of the largest weights than those. `dense` ones show
+    a curve, and take what lies between the values asked for.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Format:
     compact: bool = False
     exact: bool = False
     sparse: bool = False
+    dense: bool = False
     file_name: str | None = None
     content_security_policy: str | None = None
 
@@ -94,7 +96,10 @@ class Format:
 
 
 def picture_formats(
-    draw: Callable[[Payload, drawing.Kind, Options], bytes], check: Check
+    draw: Callable[[Payload, drawing.Kind, Options], bytes],
+    check: Check = lambda question, options: None,
+    *,
+    dense: bool = False,
 ) -> tuple[Format, Format]:
     """SVG and PNG of what `draw` draws; what cannot be drawn is a fault of the request, for `check` if it can tell."""
 
@@ -113,6 +118,7 @@ def picture_formats(
             check,
             compact=True,
             exact=True,
+            dense=dense,
             content_security_policy="default-src 'none'; img-src data:; style-src 'unsafe-inline'",
         ),
         Format(
@@ -122,6 +128,7 @@ def picture_formats(
             check,
             compact=True,
             exact=True,
+            dense=dense,
         ),
     )
 

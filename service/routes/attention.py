@@ -7,7 +7,7 @@ from flask import Blueprint, Response
 from service.body import read_json
 from service.formats.attention import FORMATS, PARAMETERS
 from service.jobs import attention
-from service.routes.common import ADMISSION, ask, describes
+from service.routes.common import ADMISSION, WithModel, ask, describes
 from service.routes.question import Question
 from service.schemas.attention import AttentionAnswer, AttentionRequest, TokenizeAnswer, TokenizeRequest
 
@@ -20,7 +20,7 @@ MAPS = Question(
     tag="attention",
     request=AttentionRequest,
     answer=AttentionAnswer,
-    job=attention.maps,
+    answering=WithModel(attention.maps),
     formats=FORMATS,
     query={
         "text": "text",
@@ -53,4 +53,4 @@ MAPS.register(bp, "/v1/attention")
 )
 def tokenize() -> Response:
     """Tokens and words."""
-    return ask(attention.tokens, read_json(TokenizeRequest))
+    return ask(WithModel(attention.tokens), read_json(TokenizeRequest))

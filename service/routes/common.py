@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from importlib.metadata import version
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from flask import Response, current_app, g, request
 from pydantic import BaseModel
@@ -14,7 +17,7 @@ from pydantic import BaseModel
 from service import errors
 from service.engine import Engine, Session
 from service.formats import json
-from service.formats.negotiation import DEFAULTS, JSON, Format, Options
+from service.formats.negotiation import DEFAULTS, JSON, Format, Options, Payload
 from service.jobs.common import check_count
 from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
@@ -28,6 +31,7 @@ class Contract:
     tag: str
     request: type[BaseModel] | None
     lines: type[BaseModel] | None
+    bare: type[BaseModel] | None
     answer: type[BaseModel] | None
     media_type: str
     problems: tuple[type[Exception], ...]
@@ -55,6 +59,7 @@ def describes(
     tag: str,
     request: type[BaseModel] | None = None,
     lines: type[BaseModel] | None = None,
+    bare: type[BaseModel] | None = None,
     answer: type[BaseModel] | None = None,
     media_type: str = json.MEDIA_TYPE,
     problems: Sequence[type[Exception]] = (),
@@ -71,6 +76,7 @@ def describes(
             tag,
             request,
             lines,
+            bare,
             answer,
             media_type,
             every,
@@ -95,30 +101,99 @@ def settings() -> Settings:
     return found
 
 
-R = TypeVar("R", bound=AsksAboutTexts)
+R = TypeVar("R", bound=BaseModel)
+A = TypeVar("A", bound=AsksAboutTexts)
+Request = TypeVar("Request", bound=BaseModel, contravariant=True)
+
+
+class Answering(Protocol[Request]):
+    """Where answers come from: what can go wrong there, what determines them beside the request, and one of them."""
+
+    @property
+    def problems(self) -> tuple[type[Exception], ...]:
+        """What it may raise, beside faults in the request."""
+
+    @property
+    def provenance(self) -> object:
+        """What computes the answers."""
+
+    def check(self, question: Request) -> None:
+        """Refuse what is refused before anything is computed."""
+
+    def answer(self, question: Request, written: Format) -> AbstractContextManager[Payload]:
+        """The answer, while it is being written."""
+
+
+@dataclass(frozen=True)
+class WithModel(Generic[A]):
+    """Answers that take the model: the request is admitted or refused, waits its turn, and has a deadline."""
+
+    job: Callable[[A, Session], Payload]
+    problems: ClassVar = (*ASKING, errors.TooLargeError)
+
+    @property
+    def provenance(self) -> object:
+        """The model's. Raises NotReadyError."""
+        return engine().model.provenance
+
+    def check(self, question: A) -> None:
+        """No more texts than the limit."""
+        check_count(len(question.inputs), getattr(settings(), question.limit))
+
+    @contextmanager
+    def answer(self, question: A, written: Format) -> Iterator[Payload]:
+        """Holds the place in flight until the answer is written."""
+        limit = settings().max_response_elements_compact if written.compact else None
+        with engine().admit(limit, exact=written.exact, sparse=written.sparse) as session:
+            g.seconds = session.seconds
+            payload = self.job(question, session)
+            session.check()
+            yield payload
+
+
+@dataclass(frozen=True)
+class WithoutModel(Generic[R]):
+    """Answers that are arithmetic: given in the request's own thread, whatever the model's state."""
+
+    job: Callable[[R, Format], Payload]
+    problems: ClassVar[tuple[type[Exception], ...]] = ()
+
+    @property
+    def provenance(self) -> object:
+        """The service's version."""
+        return _service_version()
+
+    def check(self, question: R) -> None:
+        """Nothing to refuse."""
+
+    @contextmanager
+    def answer(self, question: R, written: Format) -> Iterator[Payload]:
+        """Nothing to hold."""
+        started = time.monotonic()
+        payload = self.job(question, written)
+        g.seconds = {"calc": time.monotonic() - started}
+        yield payload
+
+
+@functools.cache
+def _service_version() -> str:
+    return version("attention-service")  # reads a file
 
 
 def ask(
-    job: Callable[[R, Session], dict[str, object]],
-    question: R,
-    written: Format = JSON,
-    options: Options = DEFAULTS,
+    answering: Answering[R], question: R, written: Format = JSON, options: Options = DEFAULTS
 ) -> Response:
-    """Admit the request, run its job, and write the answer before the place in flight is given back.
+    """The answer in the format asked for, written before what it holds of the service is given back.
 
     A GET's ETag follows from the request and from what computes it, so that a client that has the answer gets its 304
     without any computing. The bytes' last digits may vary between machines.
     """
-    check_count(len(question.inputs), getattr(settings(), question.limit))
+    answering.check(question)
     written.check(question, options)
-    tag = content_id(question, written, options)
+    tag = content_id(answering.provenance, question, written, options)
     if request.method in ("GET", "HEAD") and _client_has(tag):
         return _tagged(Response(status=304), tag)
-    limit = settings().max_response_elements_compact if written.compact else None
-    with engine().admit(limit, exact=written.exact, sparse=written.sparse) as session:
-        g.seconds = session.seconds
-        payload = job(question, session)
-        session.check()
+    with answering.answer(question, written) as payload:
         started = time.monotonic()
         response = Response(written.write(payload, options), content_type=written.content_type)
         g.seconds["ser"] = time.monotonic() - started
@@ -129,10 +204,10 @@ def ask(
     return _tagged(response, tag)
 
 
-def content_id(question: BaseModel, written: Format, options: Options) -> str:
-    """SHA-256 over what determines an answer: model, versions, the request in canonical form, and its format."""
+def content_id(provenance: object, question: BaseModel, written: Format, options: Options) -> str:
+    """SHA-256 over what determines an answer: what computes it, the request in canonical form, and its format."""
     parts = (
-        engine().model.provenance,
+        provenance,
         request.path,
         question.model_dump_json(),
         written.name,

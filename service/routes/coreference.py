@@ -7,6 +7,7 @@ from flask import Blueprint
 from service.body import Kind
 from service.formats import coreference as formats
 from service.jobs import coreference, evaluate
+from service.routes.common import WithModel
 from service.routes.question import Question
 from service.schemas.coreference import (
     CoreferenceAnswer,
@@ -36,7 +37,7 @@ ATTENDS = Question(
     tag="coreference",
     request=CoreferenceRequest,
     answer=CoreferenceAnswer,
-    job=coreference.attend,
+    answering=WithModel(coreference.attend),
     formats=formats.FORMATS,
     query={"text": "text", "pronoun": "span", "candidates": "spans", "gold": "integer", **SCORING},
     parameters=formats.PARAMETERS,
@@ -48,7 +49,7 @@ EVALUATION = Question(
     tag="coreference",
     request=EvaluateRequest,
     answer=EvaluateAnswer,
-    job=evaluate.judge,
+    answering=WithModel(evaluate.judge),
     formats=formats.EVALUATION_FORMATS,
     query={**SCORING, "split": "numbers", "rank_by": "text", "top": "integer"},  # beside JSON Lines
     parameters=(),

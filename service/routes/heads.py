@@ -6,6 +6,7 @@ from flask import Blueprint
 
 from service.formats.heads import FORMATS, PARAMETERS
 from service.jobs import heads
+from service.routes.common import WithModel
 from service.routes.question import Question
 from service.schemas.heads import HeadsAnswer, HeadsRequest
 
@@ -18,7 +19,7 @@ KINDS = Question(
     tag="heads",
     request=HeadsRequest,
     answer=HeadsAnswer,
-    job=heads.classify,
+    answering=WithModel(heads.classify),
     formats=FORMATS,
     query={
         "text": "text",

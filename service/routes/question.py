@@ -1,9 +1,9 @@
-"""A question to the model, in every way it can be put: POST with JSON, GET, and GET with a format as the ending."""
+"""A question in every way it can be put: POST with JSON, GET, and GET with a format as the ending."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -16,24 +16,29 @@ from service.body import (
     ALIASES,
     JSON,
     NDJSON,
+    REQUIRED,
+    Bare,
     Kind,
+    Places,
     check_media_type,
+    place_of,
     presentation,
+    read_either,
     read_json,
     read_lines,
     read_query,
 )
-from service.engine import Session
-from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError, TooLargeError
+from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError
 from service.formats.negotiation import Format, Parameter, choose, options_of
-from service.routes.common import ASKING, ask, describes
-from service.schemas.common import AsksAboutTexts
+from service.routes.common import Answering, ask, describes
 
-R = TypeVar("R", bound=AsksAboutTexts)
+R = TypeVar("R", bound=BaseModel)
 
-URL = (MalformedBodyError, InvalidRequestError, TooLargeError)  # what can be wrong with a request in a URL
+URL = (MalformedBodyError, InvalidRequestError)  # what can be wrong with a request in a URL
 _TYPES: dict[Kind, str] = {
     "text": "string",
+    "flag": "boolean",
+    "number": "number",
     "integer": "integer",
     "integers": "array",
     "texts": "array",
@@ -45,14 +50,15 @@ _IN_URL: dict[Kind, dict[str, Any]] = {
     "spans": {"type": "array", "items": {"type": "string"}, "description": "Their texts, or `start..end`."},
     "heads": {"type": "string", "description": "`L5H5,L8H7`, or `all`."},
 }
-REQUIRED = ("text", "pronoun", "candidates")
 
 
 @dataclass(frozen=True)
 class Question(Generic[R]):
-    """A question, its answer's formats, and what of it a URL can say (`query`: one text, names and numbers).
+    """A question, where its answers come from and their formats, and what of it a URL can say.
 
-    With `lines` a POST takes JSON Lines too, and its URL what `query` says.
+    `query` are the URL's parameters: one text, names and numbers; `places` says which of them are not members of that
+    name. With `lines` a POST takes JSON Lines too, with `bare` one member of the request all by itself, and then its
+    URL what `query` says.
 
     `register` gives it its routes. `name` is the POST's in the contract; `summary` and `description` say what it asks.
     """
@@ -63,20 +69,23 @@ class Question(Generic[R]):
     tag: str
     request: type[R]
     answer: type[BaseModel]
-    job: Callable[[R, Session], dict[str, object]]
+    answering: Answering[R]
     formats: Sequence[Format]
     query: Mapping[str, Kind]
     parameters: Sequence[Parameter]
+    places: Places = field(default_factory=dict)
     lines: tuple[type[R], type[BaseModel]] | None = None  # of a POST as JSON Lines: the whole, and one line
+    bare: Bare[R] | None = None
 
     def register(self, blueprint: Blueprint, path: str) -> None:
         """The three routes: POST; GET; and GET with a format's name as the path's ending."""
         self.register_post(blueprint, path)
+        in_url = "one text, in the URL" if "text" in self.query else "in the URL"
         one_text = describes(
-            f"{self.summary} (one text, in the URL)",
+            f"{self.summary} ({in_url})",
             tag=self.tag,
             answer=self.answer,
-            problems=(*ASKING, *URL, NotAcceptableError),
+            problems=(*self.answering.problems, *URL, NotAcceptableError),
             formats=self.formats,
             parameters=(*self._asked, *self._written),
         )
@@ -86,7 +95,7 @@ class Question(Generic[R]):
             "The same, the format as the ending of the path",
             tag=self.tag,
             answer=self.answer,
-            problems=(*ASKING, *URL, NotFound),
+            problems=(*self.answering.problems, *URL, NotFound),
             formats=self.formats,
             parameters=(ending, *self._asked, *self._written),
         )
@@ -99,10 +108,11 @@ class Question(Generic[R]):
             tag=self.tag,
             request=self.request,
             lines=self.lines[1] if self.lines else None,
+            bare=self.bare.body if self.bare else None,
             answer=self.answer,
-            problems=(*ASKING, NotAcceptableError),
+            problems=(*self.answering.problems, NotAcceptableError),
             formats=self.formats,
-            parameters=[*(self._asked if self.lines else ()), *self._written],
+            parameters=[*(self._asked_beside if self.lines or self.bare else ()), *self._written],
         )
         self._add(blueprint, path, "post", self.name, contract, self.post)
 
@@ -125,11 +135,16 @@ class Question(Generic[R]):
         """The answer in the format that `?format=` names or `Accept` prefers."""
         check_media_type((JSON, NDJSON) if self.lines else (JSON,))  # before what of the query goes with it
         lines = self.lines if request.mimetype == NDJSON else None
-        how = presentation(self._presentation, others=self.query if lines else ())
+        how = presentation(self._presentation, others=self.query if lines or self.bare else ())
         written = self._choose(how.get("format"))
         options = options_of(how, self.parameters)
-        question = read_lines(*lines, self.query) if lines else read_json(self.request)
-        return ask(self.job, question, written, options)
+        if lines:
+            question = read_lines(*lines, self.query)
+        elif self.bare:
+            question = read_either(self.request, self.bare, self.query, self.places)
+        else:
+            question = read_json(self.request)
+        return ask(self.answering, question, written, options)
 
     def get(self, name: str | None = None) -> Response:
         """The same for a request in the URL; `name` is the format that the path ends in."""
@@ -140,7 +155,7 @@ class Question(Generic[R]):
             raise InvalidRequestError.at("/format", "incompatible_options", "The path names another format.")
         written = self._choose(how.get("format"))
         options = options_of(how, self.parameters)
-        return ask(self.job, read_query(self.request, self.query), written, options)
+        return ask(self.answering, read_query(self.request, self.query, self.places), written, options)
 
     def _choose(self, name: str | None) -> Format:
         """By name, else by the Accept header."""
@@ -167,22 +182,31 @@ class Question(Generic[R]):
     @cached_property
     def _asked(self) -> list[dict[str, Any]]:
         """What a URL can say of the request, as OpenAPI parameters."""
+        return self._members("As in the body of the POST.")
+
+    @cached_property
+    def _asked_beside(self) -> list[dict[str, Any]]:
+        """What a POST's URL can say beside a body that is not the whole request."""
+        what = (
+            f"{NDJSON}; a JSON body says it itself." if self.lines else "a body that is one member by itself."
+        )
+        return [one | {"required": False} for one in self._members(f"Only beside {what}")]
+
+    def _members(self, beside: str) -> list[dict[str, Any]]:
         schema = self.request.model_json_schema()
-        beside = "As in the body of the POST."
-        if self.lines:
-            beside = f"Only beside {NDJSON}; a JSON body says it itself."
 
         def form(name: str) -> dict[str, Any]:
             if self.query[name] in _IN_URL:
                 return _IN_URL[self.query[name]]
             wanted = _TYPES[self.query[name]]
-            found = next(one for one in _forms(schema["properties"][name]) if one.get("type") == wanted)
+            found = next(
+                one
+                for one in _forms(_member(schema, place_of(name, self.places)))
+                if one.get("type") == wanted
+            )
             return {key: value for key, value in found.items() if key not in ("title", "description")}
 
-        described = [
-            _described(name, form(name), beside, required=name in REQUIRED and not self.lines)
-            for name in self.query
-        ]
+        described = [_described(name, form(name), beside, required=name in REQUIRED) for name in self.query]
         for alias in self._aliases:
             name = ALIASES[alias]
             described.append(_described(alias, form(name)["items"], f"Short for one of `{name}`."))
@@ -196,6 +220,17 @@ class Question(Generic[R]):
             _described("format", formats, "Wins over the Accept header."),
             *(_described(one.name, one.schema, one.description) for one in self.parameters),
         ]
+
+
+def _member(schema: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of a member, or of one of its members."""
+    found = schema
+    for name in place:
+        owner = next(one for one in _forms(found) if "$ref" in one or "properties" in one)
+        if "$ref" in owner:
+            owner = schema["$defs"][owner["$ref"].rpartition("/")[2]]
+        found = owner["properties"][name]
+    return found
 
 
 def _forms(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

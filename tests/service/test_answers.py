@@ -15,7 +15,6 @@ from attention_core.heads import SCORES
 from service.schemas.attention import AttentionAnswer, TokenizeAnswer
 from service.schemas.coreference import CoreferenceAnswer
 from service.schemas.heads import HeadsAnswer
-from service.schemas.kv_cache import KvCacheAnswer, PresetsAnswer
 from service.schemas.model import ModelAnswer
 from tests.conftest import MakeApp
 from tests.tiny import HEADS, KV_HEADS, LAYERS, tiny_backbone
@@ -402,38 +401,6 @@ def test_every_fault_of_a_coreference_request_names_its_place(
     assert response.status_code == 422, response.text
     (error,) = response.get_json()["errors"]
     assert (error["pointer"], error["code"]) == (pointer, code)
-
-
-def test_kv_cache_of_llama_2_7b(client: FlaskClient) -> None:
-    body = {"model": "Llama-2-7B", "tokens": 4096, "dtype": "float16"}
-    answer = post(client, "/v1/kv-cache", body, KvCacheAnswer)
-    assert answer["bytes_per_token"] == 524_288
-    assert answer["sizes"] == [
-        {"tokens": 4096, "per_sequence_bytes": 2**31, "batch_bytes": 2**31, "human": "2 GiB"}
-    ]
-    assert answer["attention"] == "mha"
-
-
-def test_kv_cache_of_dims_keeps_the_order_of_tokens(client: FlaskClient) -> None:
-    dims = {"layers": 3, "heads": 10, "kv_heads": 5, "head_dim": 14}
-    body = {"dims": dims, "tokens": [7, 2], "batch": 11, "dtype": "float32"}
-    answer = post(client, "/v1/kv-cache", body, KvCacheAnswer)
-    per_token = 3 * 5 * 2 * 14 * 4
-    assert [(size["tokens"], size["batch_bytes"]) for size in answer["sizes"]] == [
-        (7, 7 * per_token * 11),
-        (2, 2 * per_token * 11),
-    ]
-    assert answer["dtype_source"] == "request"
-
-
-def test_every_preset_can_be_asked_for_by_id_and_alias(client: FlaskClient) -> None:
-    presets = client.get("/v1/kv-cache/models")
-    PresetsAnswer.model_validate_json(presets.data, strict=True)
-    for preset in presets.get_json()["models"]:
-        for name in (preset["id"], preset["id"].upper(), *preset["aliases"]):
-            answer = post(client, "/v1/kv-cache", {"model": name}, KvCacheAnswer)
-            assert answer["model"] == preset["id"]
-            assert [size["tokens"] for size in answer["sizes"]] == [1, preset["max_tokens"]]
 
 
 def test_model_publishes_sizes_and_every_limit(make_app: MakeApp) -> None:

@@ -103,26 +103,12 @@ def still_works(client: FlaskClient) -> None:
             "/candidates",
             "out_of_range",
         ),
-        (
-            "kv-cache",
-            {"model": "llama-2-7b", "tokens": [1, 10**9], "batch": 10**6},
-            "/tokens/1",
-            "out_of_range",
-        ),
         ("kv-cache", {}, "", "missing_field"),
         ("kv-cache", {"model": "llama-2-7b", "tokens": [1, 0]}, "/tokens/1", "out_of_range"),
         ("kv-cache", {"model": "no such model"}, "/model", "unknown_model"),
         ("kv-cache", {"model": "llama-2-7b", "tokens": 0}, "/tokens", "out_of_range"),
         ("kv-cache", {"model": "llama-2-7b", "tokens": 10**12}, "/tokens", "out_of_range"),
         ("kv-cache", {"model": "llama-2-7b", "dtype": "float13"}, "/dtype", "unknown_option"),
-        (
-            "kv-cache",
-            {"dims": {"layers": 2, "heads": 7, "kv_heads": 3, "head_dim": 5}},
-            "/dims/kv_heads",
-            "out_of_range",
-        ),
-        ("kv-cache", {"dims": {"layers": 2, "heads": 7, "kv_heads": 7}}, "/dims/head_dim", "missing_field"),
-        ("kv-cache", {"model": "llama-2-7b", "engine": "vllm"}, "/engine", "unknown_field"),
     ],
 )
 def test_an_invalid_request_names_the_place_and_a_stable_code(
