@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES
-from attention_core.kv_cache.errors import CacheInputError
 from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import (
     CHUNKED,

@@ -94,7 +94,7 @@ def questions(draw: st.DrawFn) -> Question:
     return Question(model, options, tokens, draw(st.integers(1, 5)), prefix)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(questions(), st.data())
 def test_most_tokens_are_those_found_by_trying(question, data):
     lengths = list(range(max(1, question.prefix), LONGEST))
