@@ -237,13 +237,16 @@ class _Reader:
 
     def _at(self, index: int) -> Fields:
         """The fields as they hold for one layer: what `per_layer_config` says of it comes first."""
-        overrides = self.text.within("per_layer_config")
-        if overrides is None:
-            return self.text
-        for name in overrides.values:
-            if (name.lstrip("0") or "0") == str(index) and (own := overrides.within(name)) is not None:
-                return replace(self.text, values={**self.text.values, **own.values})
-        return self.text
+        own = self._overrides.get(str(index))
+        return replace(self.text, values={**self.text.values, **own.values}) if own else self.text
+
+    @functools.cached_property
+    def _overrides(self) -> Mapping[str, Fields]:
+        """`per_layer_config`, by the layer's number; leading zeros are no part of it."""
+        every = self.text.within("per_layer_config")
+        if every is None:
+            return {}
+        return {name.lstrip("0") or "0": own for name in every.values if (own := every.within(name))}
 
     def _latent(self, text: Fields, heads: int, rank: int, kind: str, index: int, count: int) -> Layer:
         rope = text.need("qk_rope_head_dim", at_least=0)
@@ -285,8 +288,8 @@ class _Reader:
                 self._assume(f"no multi_query: true, as in {self.family}")
             if text.flag("multi_query", default=True):
                 return 1
-        blocks = text.objects("block_configs", count)
-        if blocks and (attention := blocks[index].within("attention")):
+        block = text.entry("block_configs", index, count)
+        if block and (attention := block.within("attention")):
             group = attention.need("n_heads_in_group")
             if heads % group:
                 sentence = f"{heads} heads cannot be divided into groups of {group}"
@@ -330,8 +333,8 @@ class _Reader:
             return text.need("attention_chunk_size")
         if kind != SLIDING:
             return None
-        blocks = text.objects("block_configs", count)
-        if blocks and (attention := blocks[index].within("attention")):
+        block = text.entry("block_configs", index, count)
+        if block and (attention := block.within("attention")):
             return attention.need("window_length")
         return text.need("sliding_window", "window_size", "attention_window_size")
 

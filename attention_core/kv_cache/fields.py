@@ -99,14 +99,12 @@ class Fields:
         """A fault of a field that is there."""
         return CacheInputError((*self.place, name), code, sentence)
 
-    def objects(self, name: str, length: int) -> "list[Fields] | None":
-        """A list of `length` objects, None where absent."""
+    def entry(self, name: str, index: int, length: int) -> "Fields | None":
+        """An object in a list of `length` objects, None where the list is absent."""
         entries = self.items(name, length)
         if entries is None:
             return None
-        found = []
-        for index, entry in enumerate(entries):
-            if not isinstance(entry, Mapping):
-                raise self.fault(name, "wrong_type", f"Entry {index} of {name} must be an object")
-            found.append(Fields(entry, (*self.place, name, index)))
-        return found
+        entry = entries[index]
+        if not isinstance(entry, Mapping):
+            raise self.fault(name, "wrong_type", f"Entry {index} of {name} must be an object")
+        return Fields(entry, (*self.place, name, index))

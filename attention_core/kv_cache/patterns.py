@@ -190,11 +190,11 @@ def _override_pattern(text: Fields, family: str, count: int, _: Callable[[str], 
 
 def _blocks(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
     """Nemotron-NAS: which blocks attend, and over which window."""
-    blocks = text.objects("block_configs", count)
-    if blocks is None:
-        return None
     kinds = []
-    for block in blocks:
+    for index in range(count):
+        block = text.entry("block_configs", index, count)
+        if block is None:
+            return None
         attention = block.within("attention")
         if attention is None:
             raise block.missing("attention")
