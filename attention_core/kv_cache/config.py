@@ -346,6 +346,8 @@ class _Reader:
             raise self.text.fault("num_kv_shared_layers", "out_of_range", sentence)
         owners = len(layers) - last
         factor = self.text.count("cla_share_factor") or 1
+        if factor > 1 and self.text.get("use_cla") is None:
+            self._assume("no use_cla: K and V are shared, as cla_share_factor says")
         if not self.text.flag("use_cla", default=factor > 1):
             factor = 1
         return tuple(
@@ -361,6 +363,8 @@ class _Reader:
         if text.place:  # a decoder with a config of its own
             own, _ = self._decoder()
         else:
+            if not text.name("decoder_layers", "num_decoder_layers"):
+                self._assume("no num_decoder_layers: the decoder is as deep as the encoder")
             count = self._layer_count("decoder_layers", "num_decoder_layers", "num_layers")
             heads = text.need("decoder_attention_heads", "num_heads", "num_attention_heads")
             width = self._head_dim(text, heads)

@@ -1,5 +1,6 @@
 """Reading a config.json: every rule of the reference, each refusal with its place and code, each default told."""
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -308,6 +309,18 @@ def test_t5s_decoder_is_read_with_heads_of_its_own_width(fields, layers):
     assert kinds(config) == "FX" * layers
     # 5 × 7 is not 64
     assert {(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in read_config(config).layers} == {(5, 7, 7)}
+
+
+def test_a_decoder_as_deep_as_the_encoder_is_told_where_it_was_assumed():
+    assert any("num_decoder_layers" in sentence for sentence in read_config(T5).assumptions)
+    assert read_config(T5 | {"num_decoder_layers": 4}).assumptions == ()
+
+
+def test_a_switch_of_cross_layer_sharing_that_had_to_be_assumed_is_told():
+    model = read_config(llama(cla_share_factor=2))
+    assert [layer.shared for layer in model.layers] == [False, True, False, True, False]
+    assert any("use_cla" in sentence for sentence in model.assumptions)
+    assert read_config(llama(cla_share_factor=2, use_cla=True)).assumptions == ()
 
 
 def test_t5s_encoder_tokens_must_be_given():
@@ -843,6 +856,29 @@ def test_an_unknown_type_is_refused(name, value):
 def test_a_model_as_deep_as_a_thousand_layers_is_read_and_no_deeper():
     assert len(read_config(llama(num_hidden_layers=1000)).layers) == 1000
     assert refused(llama(num_hidden_layers=1001)) == (("num_hidden_layers",), "out_of_range")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"layer_types": ["sliding_attention"] * 5}, "sliding_window"),
+        ({"model_type": "gemma2"}, "sliding_window"),
+        ({"sliding_window_pattern": 2}, "sliding_window"),
+        ({"layer_types": ["chunked_attention"] * 5}, "attention_chunk_size"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, "sliding_window"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 7}, "max_window_layers"),
+    ],
+)
+def test_a_window_that_a_pattern_needs_must_be_there(fields, name):
+    assert refused(llama(**fields)) == ((name,), "missing_field")
+
+
+def test_a_thousand_layers_with_fields_of_their_own_are_read_in_a_moment():
+    blocks = [{"attention": {"n_heads_in_group": 2, "window_length": 5}}] * 1000
+    overrides = {"0" * index: {"head_dim": 5} for index in range(1000)}
+    start = time.process_time()
+    read_config(llama(num_hidden_layers=1000, block_configs=blocks, per_layer_config=overrides))
+    assert time.process_time() - start < 1  # 0.05 s; quadratic, it was 4 s
 
 
 def test_what_has_nothing_to_do_with_the_cache_is_not_looked_at():
