@@ -368,7 +368,8 @@ class _Reader:
             count = self._layer_count("decoder_layers", "num_decoder_layers", "num_layers")
             heads = text.need("decoder_attention_heads", "num_heads", "num_attention_heads")
             width = self._head_dim(text, heads)
-            own = (Layer(heads=heads, kv_heads=heads, k_dim=width, v_dim=width),) * count
+            kv_heads = text.count("decoder_num_key_value_heads", *KV_HEADS) or heads
+            own = (Layer(heads=heads, kv_heads=kv_heads, k_dim=width, v_dim=width),) * count
         crossed = tuple(replace(layer, kind=CROSS, window=None) for layer in own)
         layers = tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair)
         return layers, text.count("max_source_positions")

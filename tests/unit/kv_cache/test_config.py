@@ -291,6 +291,13 @@ def test_whispers_encoder_tokens_are_no_assumption_where_they_are_given():
     assert not any("encoder_tokens" in sentence for sentence in report.assumptions)
 
 
+@pytest.mark.parametrize("name", ["num_key_value_heads", "decoder_num_key_value_heads"])
+def test_a_decoder_that_groups_its_heads_does_so_in_both_attentions(name):
+    model = read_config(WHISPER | {"model_type": "brand_new", name: 2})
+    assert {layer.kv_heads for layer in model.layers} == {2}
+    assert model.attention == "gqa"
+
+
 T5 = {
     "model_type": "t5",
     "d_model": 64,
