@@ -6,8 +6,8 @@
 One client asks for a preset over one connection, again and again; the clock runs from before the request is written
 to after the answer is read and parsed. Four questions: a preset by POST and by GET (each time with other tokens, so
 that no cache of an answer can help), a whole config.json, and a preset while another client keeps the model busy with
-texts of about a thousand tokens. The yardstick in the same run is GET /health/live, which computes nothing: what is above it
-is the calculator's. Exit code 1 where a preset by POST takes more than 5 ms at the median.
+texts of about a thousand tokens. The yardstick in the same run is GET /health/live, which computes nothing: what is
+above it is the calculator's. Exit code 1 where a preset by POST takes more than 5 ms at the median.
 """
 
 from __future__ import annotations
