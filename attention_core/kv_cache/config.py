@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES
-from attention_core.kv_cache.errors import CacheInputError
 from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import (
     CHUNKED,
@@ -172,6 +171,9 @@ class _Reader:
         kinds = layer_kinds(self.text, self.family, count, self._assume)
         layers = self._share(tuple(self._layer(kind, index, count) for index, kind in enumerate(kinds)))
         more = self.text.count(*MTP_LAYERS, at_least=0) or 0
+        if more > MAX_LAYERS:
+            name = self.text.name(*MTP_LAYERS) or MTP_LAYERS[0]
+            raise self.text.fault(name, "out_of_range", f"At most {MAX_LAYERS:,} layers")
         last = next((layer for layer in reversed(layers) if layer.attends), None)
         return layers, (replace(last, shared=False),) * more if last else ()
 
@@ -235,13 +237,16 @@ class _Reader:
 
     def _at(self, index: int) -> Fields:
         """The fields as they hold for one layer: what `per_layer_config` says of it comes first."""
-        overrides = self.text.within("per_layer_config")
-        if overrides is None:
-            return self.text
-        for name in overrides.values:
-            if name.isdecimal() and int(name) == index and (own := overrides.within(name)) is not None:
-                return replace(self.text, values={**self.text.values, **own.values})
-        return self.text
+        own = self._overrides.get(str(index))
+        return replace(self.text, values={**self.text.values, **own.values}) if own else self.text
+
+    @functools.cached_property
+    def _overrides(self) -> Mapping[str, Fields]:
+        """`per_layer_config`, by the layer's number; leading zeros are no part of it."""
+        every = self.text.within("per_layer_config")
+        if every is None:
+            return {}
+        return {name.lstrip("0") or "0": own for name in every.values if (own := every.within(name))}
 
     def _latent(self, text: Fields, heads: int, rank: int, kind: str, index: int, count: int) -> Layer:
         rope = text.need("qk_rope_head_dim", at_least=0)
@@ -259,9 +264,10 @@ class _Reader:
         text = self.text
         name = text.name("indexer_types", "index_topk_pattern")
         if name is not None and (entries := text.items(name, count)) is not None:
-            if entries[index] not in INDEXERS:
+            entry = entries[index]
+            if not isinstance(entry, str) or entry not in INDEXERS:
                 raise text.fault(name, "unknown_layer_kind", f"Entry {index} is neither full nor shared")
-            return INDEXERS[str(entries[index])]
+            return INDEXERS[entry]
         every = text.count("index_topk_freq") or 1
         first = text.count("index_skip_topk_offset", at_least=0)
         return max(index - (2 if first is None else first) + 1, 0) % every == 0
@@ -277,11 +283,13 @@ class _Reader:
         return positive(entries[index], *text.place, name, index, at_least=0)
 
     def _kv_heads(self, text: Fields, heads: int, index: int, count: int) -> int:
-        multi_query = self.family in ("falcon", "gpt_bigcode") and text.flag("multi_query", default=True)
-        if multi_query and not text.flag("new_decoder_architecture"):
-            return 1
-        blocks = text.objects("block_configs", count)
-        if blocks and (attention := blocks[index].within("attention")):
+        if self.family in ("falcon", "gpt_bigcode") and not text.flag("new_decoder_architecture"):
+            if text.get("multi_query") is None:
+                self._assume(f"no multi_query: true, as in {self.family}")
+            if text.flag("multi_query", default=True):
+                return 1
+        block = text.entry("block_configs", index, count)
+        if block and (attention := block.within("attention")):
             group = attention.need("n_heads_in_group")
             if heads % group:
                 sentence = f"{heads} heads cannot be divided into groups of {group}"
@@ -325,8 +333,8 @@ class _Reader:
             return text.need("attention_chunk_size")
         if kind != SLIDING:
             return None
-        blocks = text.objects("block_configs", count)
-        if blocks and (attention := blocks[index].within("attention")):
+        block = text.entry("block_configs", index, count)
+        if block and (attention := block.within("attention")):
             return attention.need("window_length")
         return text.need("sliding_window", "window_size", "attention_window_size")
 
@@ -338,6 +346,8 @@ class _Reader:
             raise self.text.fault("num_kv_shared_layers", "out_of_range", sentence)
         owners = len(layers) - last
         factor = self.text.count("cla_share_factor") or 1
+        if factor > 1 and self.text.get("use_cla") is None:
+            self._assume("no use_cla: K and V are shared, as cla_share_factor says")
         if not self.text.flag("use_cla", default=factor > 1):
             factor = 1
         return tuple(
@@ -353,25 +363,22 @@ class _Reader:
         if text.place:  # a decoder with a config of its own
             own, _ = self._decoder()
         else:
+            if not text.name("decoder_layers", "num_decoder_layers"):
+                self._assume("no num_decoder_layers: the decoder is as deep as the encoder")
             count = self._layer_count("decoder_layers", "num_decoder_layers", "num_layers")
             heads = text.need("decoder_attention_heads", "num_heads", "num_attention_heads")
             width = self._head_dim(text, heads)
-            own = (Layer(heads=heads, kv_heads=heads, k_dim=width, v_dim=width),) * count
+            kv_heads = text.count("decoder_num_key_value_heads", *KV_HEADS) or heads
+            own = (Layer(heads=heads, kv_heads=kv_heads, k_dim=width, v_dim=width),) * count
         crossed = tuple(replace(layer, kind=CROSS, window=None) for layer in own)
-        encoder_tokens = text.count("max_source_positions")
-        if encoder_tokens is not None:
-            self._assume(f"encoder_tokens from max_source_positions: {encoder_tokens:,}")
-        return tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair), encoder_tokens
+        layers = tuple(layer for pair in zip(own, crossed, strict=True) for layer in pair)
+        return layers, text.count("max_source_positions")
 
     def _vision_layers(self, layers: tuple[Layer, ...]) -> tuple[tuple[Layer, ...], int | None]:
         """Llama 3.2 Vision: some layers attend to the image alone, whose tokens the vision config gives."""
-        numbers = self.text.items("cross_attention_layers")
-        if numbers is None:
+        numbers = self.text.numbers("cross_attention_layers", 0, len(layers))
+        if not numbers:
             return layers, None
-        for index, number in enumerate(numbers):
-            place = (*self.text.place, "cross_attention_layers", index)
-            if positive(number, *place, at_least=0) >= len(layers):
-                raise CacheInputError(place, "out_of_range", f"There are {len(layers)} layers")
         crossed = tuple(
             replace(layer, kind=CROSS, window=None) if index in numbers else layer
             for index, layer in enumerate(layers)

@@ -55,21 +55,40 @@ class Fields:
         return value
 
     def items(self, name: str, length: int | None = None) -> Sequence[object] | None:
-        """A list of `length` entries (or a string, letter by letter), None where absent or empty."""
+        """A list of `length` entries, or of one or more (or a string, letter by letter); None where absent."""
         value = self.get(name)
-        if value is None or value == [] or value == "":
+        if value is None:
             return None
         if not isinstance(value, list | tuple | str):
             raise self.fault(name, "wrong_type", f"{name} must be a list")
         if length is not None and len(value) != length:
             sentence = f"{name} has {len(value)} entries for {length} layers"
             raise self.fault(name, "pattern_length", sentence)
+        if not value:
+            raise self.fault(name, "pattern_length", f"{name} has no entries")
         return value
+
+    def numbers(self, name: str, first: int, count: int) -> frozenset[int] | None:
+        """Some of `count` layers by their numbers, which begin with `first`; None where absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple):
+            raise self.fault(name, "wrong_type", f"{name} must be a list")
+        for index, entry in enumerate(value):
+            place = (*self.place, name, index)
+            if positive(entry, *place, at_least=first) >= first + count:
+                raise CacheInputError(place, "out_of_range", f"There are {count} layers")
+        return frozenset(value)
 
     def within(self, name: str) -> "Fields | None":
         """An object in this one, None where absent."""
         value = self.get(name)
-        return Fields(value, (*self.place, name)) if isinstance(value, Mapping) else None
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fault(name, "wrong_type", f"{name} must be an object")
+        return Fields(value, (*self.place, name))
 
     def missing(self, *names: str) -> CacheInputError:
         """The fault of a field that is not there; `names` are its synonyms."""
@@ -80,14 +99,12 @@ class Fields:
         """A fault of a field that is there."""
         return CacheInputError((*self.place, name), code, sentence)
 
-    def objects(self, name: str, length: int) -> "list[Fields] | None":
-        """A list of `length` objects, None where absent."""
+    def entry(self, name: str, index: int, length: int) -> "Fields | None":
+        """An object in a list of `length` objects, None where the list is absent."""
         entries = self.items(name, length)
         if entries is None:
             return None
-        found = []
-        for index, entry in enumerate(entries):
-            if not isinstance(entry, Mapping):
-                raise self.fault(name, "wrong_type", f"Entry {index} of {name} must be an object")
-            found.append(Fields(entry, (*self.place, name, index)))
-        return found
+        entry = entries[index]
+        if not isinstance(entry, Mapping):
+            raise self.fault(name, "wrong_type", f"Entry {index} of {name} must be an object")
+        return Fields(entry, (*self.place, name, index))

@@ -1,6 +1,6 @@
 """Which layer of a model is of what kind: the ways in which a config can say it, in the order in which they count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import CHUNKED, FULL, NONE, SLIDING
@@ -62,7 +62,15 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
     return (FULL,) * count
 
 
-MAMBA2_WIDTHS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")  # of a head: Mamba-1 has none
+# Heads' widths and groups: Mamba-1 has neither
+MAMBA2_FIELDS = (
+    "mamba_d_head",
+    "mamba_head_dim",
+    "mamba_headdim",
+    "mamba_n_groups",
+    "mamba_ngroups",
+    "n_groups",
+)
 WHOLE_MODELS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "mamba2": MAMBA2, "falcon_h1": PARALLEL}
 
 REPEATED = (
@@ -79,11 +87,7 @@ def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]
     entries = text.items(name, None if name in REPEATED else count) if name else None
     if name is None or entries is None:
         return None
-    kinds = []
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, str) or entry not in KINDS:
-            raise text.fault(name, "unknown_layer_kind", f"Entry {index} is not a kind of layer known here")
-        kinds.append(KINDS[entry])
+    kinds = _known(text, name, entries, KINDS)
     if name in REPEATED:  # repeated, the attention among them over a window
         kinds = [SLIDING if kinds[i % len(kinds)] == FULL else kinds[i % len(kinds)] for i in range(count)]
     return kinds
@@ -97,15 +101,15 @@ def recurrent_kind(text: Fields, family: str) -> str:
         return KDA
     if text.name("linear_num_key_heads", "linear_num_value_heads"):
         return DELTA_NET
-    return MAMBA2 if text.name(*MAMBA2_WIDTHS) else MAMBA
+    return MAMBA2 if text.name(*MAMBA2_FIELDS) else MAMBA
 
 
 def _attention_layers(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
     """Bamba and LFM2: which layers attend, by number; the others are recurrent, or convolutions."""
-    numbers = text.items("attn_layer_indices")
+    numbers = text.numbers("attn_layer_indices", 0, count)
     if numbers is not None:
         return [FULL if index in numbers else LINEAR for index in range(count)]
-    numbers = text.items("full_attn_idxs")
+    numbers = text.numbers("full_attn_idxs", 0, count)
     return None if numbers is None else [FULL if index in numbers else SHORT_CONV for index in range(count)]
 
 
@@ -114,7 +118,7 @@ def _linear_attention_config(text: Fields, family: str, count: int, _: Callable[
     inner = text.within("linear_attn_config")
     if inner is None:
         return None
-    numbers = inner.items("full_attn_layers")
+    numbers = inner.numbers("full_attn_layers", 1, count)
     if numbers is None:
         raise inner.missing("full_attn_layers")
     return [FULL if index + 1 in numbers else KDA for index in range(count)]
@@ -139,7 +143,9 @@ def _chunks(text: Fields, family: str, count: int, assume: Callable[[str], None]
     """Llama 4. A chunk size of another family means nothing by itself."""
     if family != "llama4" or text.count("attention_chunk_size") is None:
         return None
-    if (kinds := _switches(text, "no_rope_layers", count, CHUNKED)) is not None:
+    if text.get("no_rope_layers") != [] and (  # an empty list was the default of its first configs
+        kinds := _switches(text, "no_rope_layers", count, CHUNKED)
+    ):
         return kinds
     assume("no no_rope_layers: every 4th layer is full, the others are chunked")
     return _every(4, count, CHUNKED)
@@ -156,10 +162,8 @@ def _sliding_window_pattern(
 
 def _letters(text: Fields, name: str, count: int) -> Kinds:
     """Letters that repeat: L for a sliding layer, G for a full one."""
-    letters = text.items(name) or ""
-    if unknown := [letter for letter in letters if letter not in SLIDING_PATTERN]:
-        raise text.fault(name, "unknown_layer_kind", f"{len(unknown)} letters of {name} are neither L nor G")
-    return [SLIDING_PATTERN[str(letters[index % len(letters)])] for index in range(count)]
+    letters = _known(text, name, text.items(name) or "", SLIDING_PATTERN)
+    return [letters[index % len(letters)] for index in range(count)]
 
 
 def _alternation(text: Fields, family: str, count: int, assume: Callable[[str], None]) -> Kinds | None:
@@ -187,23 +191,18 @@ def _attention_interval(text: Fields, family: str, count: int, _: Callable[[str]
 
 def _override_pattern(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
     """Nemotron-H."""
-    letters = text.items("hybrid_override_pattern", count)
-    if letters is None:
-        return None
-    if unknown := [letter for letter in letters if letter not in OVERRIDE_PATTERN]:
-        known = " ".join(OVERRIDE_PATTERN)
-        sentence = f"{len(unknown)} letters of the pattern are none of {known}"
-        raise text.fault("hybrid_override_pattern", "unknown_layer_kind", sentence)
-    return [OVERRIDE_PATTERN[str(letter)] for letter in letters]
+    name = "hybrid_override_pattern"
+    letters = text.items(name, count)
+    return None if letters is None else _known(text, name, letters, OVERRIDE_PATTERN)
 
 
 def _blocks(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
     """Nemotron-NAS: which blocks attend, and over which window."""
-    blocks = text.objects("block_configs", count)
-    if blocks is None:
-        return None
     kinds = []
-    for block in blocks:
+    for index in range(count):
+        block = text.entry("block_configs", index, count)
+        if block is None:
+            return None
         attention = block.within("attention")
         if attention is None:
             raise block.missing("attention")
@@ -224,6 +223,14 @@ def _window(text: Fields, family: str, count: int, assume: Callable[[str], None]
         first = text.need("max_window_layers", at_least=0)
         return [FULL if index < first else SLIDING for index in range(count)]
     return None if text.count("sliding_window") is None else (SLIDING,) * count
+
+
+def _known(text: Fields, name: str, entries: Sequence[object], kinds: Mapping[str, str]) -> list[str]:
+    """What the entries of a list, or the letters of a pattern, stand for."""
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, str) or entry not in kinds:
+            raise text.fault(name, "unknown_layer_kind", f"Entry {index} is none of {', '.join(kinds)}")
+    return [kinds[str(entry)] for entry in entries]
 
 
 def _every(period: int, count: int, others: str) -> Kinds:

@@ -152,6 +152,8 @@ class Gpu:
         _whole(self.memory_bytes, "gpu", "memory_bytes")
         _whole(self.weight_bytes, "gpu", "weight_bytes", at_least=0)
         _whole(self.overhead_bytes, "gpu", "overhead_bytes", at_least=0)
+        if isinstance(self.utilization, bool) or not isinstance(self.utilization, int | float | Fraction):
+            raise CacheInputError(("gpu", "utilization"), "wrong_type", "utilization must be a number")
         if not 0 < self.utilization <= 1:
             raise CacheInputError(
                 ("gpu", "utilization"), "out_of_range", "utilization must be above 0, at most 1"
