@@ -130,10 +130,6 @@ class _Curve:
             curve.get("max_tokens"),
         )
 
-    def at(self, tokens: int) -> int:
-        """The size at tokens that are among the points."""
-        return dict(self.points)[tokens]
-
 
 def _name(payload: Mapping[str, Any], model: str | None) -> str:
     """A model's id, or what there is in place of it, in characters that can be drawn."""
@@ -308,10 +304,8 @@ class _Chart:
 
     def _marks(self) -> None:
         """Dots and circles on the lines, and beside them what they say."""
-        ideal = next((curve for curve in self.curves if curve.name == _BOUNDS["ideal"]), None)
         for curve in self.curves:
-            line = ideal or curve  # an engine's own corners lie elsewhere
-            places = [(window, line.at(window)) for window in curve.windows if self.x.holds(window)]
+            places = self._full(curve)
             self._dots(curve, places, "a window of {tokens} is full, {size}", "#ffffff", curve.color)
             self._dots(curve, curve.asked, "{tokens} tokens, {size}", curve.color, "white")
             if "models" not in self.payload:
@@ -323,6 +317,11 @@ class _Chart:
             for tokens, size in asked[-6:]:
                 place = (self.x.at(tokens), self.y.at(size))
                 self._label(place, human_bytes(size), self.curves[0].color, _AROUND)
+
+    def _full(self, curve: _Curve) -> list[tuple[int, int]]:
+        """Where its windows are full: on the ideal line if there is one, as an engine's own corners lie elsewhere."""
+        line = next((one for one in self.curves if one.name == _BOUNDS["ideal"]), curve)
+        return [point for point in line.points if point[0] in curve.windows and self.x.holds(point[0])]
 
     def _dots(
         self, curve: _Curve, places: Sequence[tuple[int, int]], hint: str, fill: str, edge: str
@@ -399,7 +398,7 @@ class _Chart:
         engine = request.get("engine", "ideal")
         of.append("the ideal cache" if engine == "ideal" else (_BOUNDS | _ENGINES)[engine])
         yield "; ".join(of)
-        windows = any(self.x.holds(window) for curve in self.curves for window in curve.windows)
+        windows = any(map(self._full, self.curves))
         bars = "models" in payload and any(curve.max_tokens for curve in self.curves)
         marks = ["circles: a window is full"] * windows + ["a bar: the model's maximum"] * bars
         if marks:

@@ -713,6 +713,14 @@ def test_a_cache_of_no_bytes_is_nothing_to_draw(client: FlaskClient) -> None:
     assert faults(response) == [("", "nothing_to_draw")]
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_window_that_the_shared_prefix_has_filled_is_not_marked(client: FlaskClient, scale: str) -> None:
+    query = {"model": "gpt-oss-20b", "compare_models": "gpt2", "tokens": 4096, "scale": scale}
+    for prefix, marked in ((0, True), (1874, False)):
+        _, texts = drawn(client, **query, shared_prefix_tokens=prefix)
+        assert any("a window is full" in text for text in texts) == marked
+
+
 def test_every_preset_can_be_drawn(client: FlaskClient) -> None:
     presets = client.get("/v1/kv-cache/models").get_json()["models"]
     for preset in presets[::9]:
