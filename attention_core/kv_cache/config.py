@@ -150,7 +150,8 @@ class _Reader:
             self.warnings.append(
                 f"model_type {self.family[:64]}: read by its fields, not compared with a real cache"
             )
-        if self.outer.get("quantization_config") or self.text.get("quantization_config"):
+        quantised = ("quantization_config", "compression_config")
+        if self.outer.get(*quantised) or self.text.get(*quantised):
             self.warnings.append("the checkpoint's weights are quantised; its cache is not, unless asked for")
         return CacheModel(
             layers,

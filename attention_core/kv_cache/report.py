@@ -258,7 +258,7 @@ def kv_cache(
         if not model.mtp_layers:
             notes.warnings.append("include_mtp: the model has no multi-token-prediction layers")
         model = replace(model, layers=(*model.layers, *model.mtp_layers))
-    counts = _resolve_tokens(model, tokens, notes)
+    counts = _resolve_tokens(model, tokens, shared_prefix_tokens, notes)
     positive(batch, "batch")
     positive(tensor_parallel, "tensor_parallel")
     if page_size is not None:
@@ -316,13 +316,20 @@ def _whole(value: object, *place: str | int, at_least: int = 1, at_most: int = M
     return value
 
 
-def _resolve_tokens(model: CacheModel, tokens: int | Sequence[int] | None, notes: _Notes) -> tuple[int, ...]:
+def _resolve_tokens(
+    model: CacheModel, tokens: int | Sequence[int] | None, prefix: int, notes: _Notes
+) -> tuple[int, ...]:
+    _whole(prefix, "shared_prefix_tokens", at_least=0, at_most=MAX_TOKENS)
     if tokens is None:
+        fewest = max(1, prefix)
         if model.max_tokens is None:
-            notes.assumptions.append("the model's longest context is not known: sizes for 1 token only")
-            return (1,)
-        return (1, model.max_tokens)
-    if not isinstance(tokens, Sequence):
+            unit = "token" if fewest == 1 else "tokens"
+            notes.assumptions.append(
+                f"the model's longest context is not known: sizes for {fewest:,} {unit} only"
+            )
+            return (fewest,)
+        return (fewest, model.max_tokens)
+    if isinstance(tokens, int | str):  # a string is no list of numbers
         return (_whole(tokens, "tokens", at_most=MAX_TOKENS),)
     if not tokens:
         raise CacheInputError(("tokens",), "out_of_range", "tokens must have at least one entry")
@@ -356,11 +363,11 @@ def _resolve_types(
     if state_dtype is not None and state_dtype not in PLAIN_DTYPES:
         sentence = f"state_dtype must be one of {', '.join(PLAIN_DTYPES)}"
         raise CacheInputError(("state_dtype",), "unknown_option", sentence)
-    activation = next((name for name in (base, model.dtype) if name in PLAIN_DTYPES), ASSUMED_DTYPE)
+    activation = next((name for name in (model.dtype, base) if name in PLAIN_DTYPES), ASSUMED_DTYPE)
     state = state_dtype or model.state_dtype or ASSUMED_STATE_DTYPE
     if any(layer.state for layer in model.layers):
-        if activation not in (base, model.dtype):
-            notes.assumptions.append(f"convolution columns in {activation}")
+        if activation != base:
+            notes.assumptions.append(f"convolution columns in the activations' {activation}")
         if not (state_dtype or model.state_dtype) and any(
             layer.state.elements and not layer.state.as_activations for layer in model.layers if layer.state
         ):
@@ -393,7 +400,6 @@ def _engine_name(engine: str) -> EngineName:
 
 
 def _check_prefix(prefix: int, counts: tuple[int, ...], tokens: int | Sequence[int] | None) -> None:
-    _whole(prefix, "shared_prefix_tokens", at_least=0, at_most=MAX_TOKENS)
     if any(prefix > count for count in counts):
         sentence = f"shared_prefix_tokens = {prefix:,} is more than the {min(counts):,} tokens of a sequence"
         raise CacheInputError(("shared_prefix_tokens",), "out_of_range", sentence)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -78,7 +79,8 @@ def measured(config: dict[str, Any], model: CacheModel, tokens: int) -> int:
 
 def calculated(model: CacheModel, tokens: int, engine: str) -> int:
     encoder = ENCODER_TOKENS if crosses(model) else None
-    report = kv_cache(model, tokens=tokens, encoder_tokens=encoder, dtype="bfloat16", engine=engine)
+    in_bfloat16 = replace(model, dtype="bfloat16")  # convolutions stay in the model's own type
+    report = kv_cache(in_bfloat16, tokens=tokens, encoder_tokens=encoder, engine=engine)
     return report.sizes[0].per_sequence_bytes
 
 
@@ -124,7 +126,8 @@ def test_presets_that_transformers_cannot_build(name: str) -> None:
 def family(config: Mapping[str, Any]) -> str:
     """The model_type of the text model, as `read_config` takes it."""
     inner = config.get("text_config", config)
-    return str(inner.get("model_type", config["model_type"])).removesuffix("_text")
+    name = str(inner.get("model_type", config["model_type"]))
+    return name if name.endswith("_to_text") else name.removesuffix("_text")
 
 
 OF_PRESETS = {family(preset.config) for preset in presets()} | {
