@@ -274,7 +274,7 @@ def kv_cache(
         raise CacheInputError(error.place if own else ("dtype",), error.code, str(error)) from None
     cache = replace(ideal, engine=laid_out, tensor_parallel=tensor_parallel)
     _check_prefix(shared_prefix_tokens, counts, tokens)
-    sizes = tuple(_size(cache, ideal, count, batch, shared_prefix_tokens) for count in counts)
+    sizes = _sizes(cache, ideal, counts, batch, shared_prefix_tokens)
     capacity = _capacity(cache, sizes, batch, shared_prefix_tokens, memory_budget_bytes, gpu, notes)
     _warn(model, counts, cache, engine_options, page_size, notes)
     groups = _groups(ideal)
@@ -329,7 +329,7 @@ def _resolve_tokens(
             )
             return (fewest,)
         return (fewest, model.max_tokens)
-    if isinstance(tokens, int | str):  # a string is no list of numbers
+    if isinstance(tokens, str) or not hasattr(tokens, "__iter__"):
         return (_whole(tokens, "tokens", at_most=MAX_TOKENS),)
     if not tokens:
         raise CacheInputError(("tokens",), "out_of_range", "tokens must have at least one entry")
@@ -405,20 +405,26 @@ def _check_prefix(prefix: int, counts: tuple[int, ...], tokens: int | Sequence[i
         raise CacheInputError(("shared_prefix_tokens",), "out_of_range", sentence)
 
 
-def _size(cache: Cache, ideal: Cache, tokens: int, batch: int, prefix: int) -> CacheSize:
-    in_batch = cache.batch_bytes(tokens, batch, prefix)
+def _sizes(
+    cache: Cache, ideal: Cache, counts: Sequence[int], batch: int, prefix: int
+) -> tuple[CacheSize, ...]:
     unpaged = replace(cache, engine=replace(cache.engine, page=1))
     no_swa = replace(ideal, engine=replace(ideal.engine, name="no-swa"))
-    return CacheSize(
-        tokens=tokens,
-        per_sequence_bytes=cache.sequence_bytes(tokens),
-        batch_bytes=in_batch,
-        human=human_bytes(in_batch),
-        page_waste_bytes=in_batch - unpaged.batch_bytes(tokens, batch, prefix),
-        per_rank_bytes=cache.rank_bytes(tokens, batch, prefix),
-        replication=cache.replication,
-        bounds=Bounds(ideal.sequence_bytes(tokens), no_swa.sequence_bytes(tokens)),
-    )
+
+    def size(tokens: int) -> CacheSize:
+        in_batch = cache.batch_bytes(tokens, batch, prefix)
+        return CacheSize(
+            tokens=tokens,
+            per_sequence_bytes=cache.sequence_bytes(tokens),
+            batch_bytes=in_batch,
+            human=human_bytes(in_batch),
+            page_waste_bytes=in_batch - unpaged.batch_bytes(tokens, batch, prefix),
+            per_rank_bytes=cache.rank_bytes(tokens, batch, prefix),
+            replication=cache.replication,
+            bounds=Bounds(ideal.sequence_bytes(tokens), no_swa.sequence_bytes(tokens)),
+        )
+
+    return tuple(map(size, counts))
 
 
 def _groups(ideal: Cache) -> tuple[LayerGroup, ...]:
