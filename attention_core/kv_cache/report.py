@@ -329,7 +329,7 @@ def _resolve_tokens(
             )
             return (fewest,)
         return (fewest, model.max_tokens)
-    if isinstance(tokens, str) or not hasattr(tokens, "__iter__"):
+    if not isinstance(tokens, list | tuple | range):
         return (_whole(tokens, "tokens", at_most=MAX_TOKENS),)
     if not tokens:
         raise CacheInputError(("tokens",), "out_of_range", "tokens must have at least one entry")
