@@ -6,8 +6,9 @@ layers, and the pool of blocks is shared by the groups:
 
     one group       blocks = budget // Σ_layers page bytes
     several groups  blocks = budget // page bytes // layers per group
-    cache size      blocks // groups * block size, in tokens
     concurrency     blocks / Σ_groups blocks of one request
+    cache size      concurrency * length of a request, in tokens (before 0.21: blocks // groups * block size, which is
+                    the same for one group and whole blocks)
 
 Source: vLLM's kv_cache_utils and kv_cache_interface (v1), read 2026-11-30; not affected by settings that are not
 arguments here (context parallelism, speculative decoding, a disabled hybrid manager).
@@ -24,14 +25,14 @@ ALIGNMENT = 16  # tokens: blocks that must hold a recurrent state grow by so man
 
 @dataclass(frozen=True)
 class VllmCapacity:
-    """Blocks of `block_size` tokens in the memory of one rank, and how many requests of each asked length they hold.
+    """Blocks of `block_size` tokens in the memory of one rank; how many requests, and tokens, of each asked length.
 
-    `log` are the lines that vLLM would print, with `max_model_len` set to each length.
+    `log` are the lines that vLLM would print with `max_model_len` set to each length.
     """
 
     block_size: int
     num_gpu_blocks: int
-    kv_cache_tokens: int
+    kv_cache_tokens: tuple[int, ...]
     max_concurrency: tuple[float, ...]
     log: tuple[str, ...]
 
@@ -59,14 +60,13 @@ def vllm_capacity(cache: Cache, tokens: Sequence[int], budget: int) -> VllmCapac
         blocks_of, groups = _groups(kinds)
         blocks = budget // blocks_of
     block = min(group.block for group in groups if group.block)
-    held = blocks // len(groups) * block
     concurrency = tuple(blocks / sum(_blocks(cache, group, count) for group in groups) for count in tokens)
-    lines = [f"GPU KV cache size: {held:,} tokens"]
-    lines += [
-        f"Maximum concurrency for {count:,} tokens per request: {many:.2f}x"
-        for count, many in zip(tokens, concurrency, strict=True)
-    ]
-    return VllmCapacity(block, blocks, held, concurrency, tuple(lines))
+    held = tuple(int(many * count) for many, count in zip(concurrency, tokens, strict=True))
+    lines = tuple(
+        f"GPU KV cache size: {size:,} tokens, Maximum concurrency for {count:,} tokens per request: {many:.2f}x"
+        for size, count, many in zip(held, tokens, concurrency, strict=True)
+    )
+    return VllmCapacity(block, blocks, held, concurrency, lines)
 
 
 def _kinds(cache: Cache) -> list[_Kind] | None:

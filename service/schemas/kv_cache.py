@@ -256,12 +256,12 @@ class Term(Answer):
 
 
 class VllmCapacity(Answer):
-    """What vLLM would say in its log."""
+    """What vLLM would say in its log, one entry for each of `tokens` as `max_model_len`."""
 
     block_size: int
     num_gpu_blocks: int
-    kv_cache_tokens: int
-    max_concurrency: list[float] = Field(description="One entry for each of `tokens`.")
+    kv_cache_tokens: list[int] = Field(description="Concurrency times length.")
+    max_concurrency: list[float]
     log: list[str]
 
 
