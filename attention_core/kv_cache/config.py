@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from attention_core.kv_cache.dtypes import DTYPES, PLAIN_DTYPES
+from attention_core.kv_cache.errors import CacheInputError
 from attention_core.kv_cache.fields import Fields
 from attention_core.kv_cache.layers import (
     CHUNKED,
@@ -38,9 +39,17 @@ from attention_core.kv_cache.patterns import (
 from attention_core.kv_cache.states import STATES, WIDTH
 
 TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")  # of a multimodal model
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "num_query_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "multi_query_group_num",
+    "num_attention_groups",
+    "num_query_groups",
+    "num_key_value_heads_per_layer",
+)
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 MAX_TOKENS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
@@ -72,7 +81,11 @@ INDEXERS = {"full": True, "F": True, "shared": False, "S": False}
 # Families whose sliding layers have KV heads of their own, which the config must name
 OWN_SLIDING_HEADS = frozenset({"mimo_v2_flash"})
 # Families whose cache does not follow from fields that would give it away
-UNMODELLED = frozenset({"xlstm", "rwkv", "cpmant", "reformer", "xlnet"})
+UNMODELLED = re.compile(
+    r"xlstm|rwkv|cpmant|reformer|xlnet|retnet|hgrn|delta_?net|hyena|linear_attn|(^|_)(gla|gsa|abc|lightnet|rodimus)(_|$)"
+)
+# Models that read a text whole and write none
+ENCODERS = re.compile(r"For(MaskedLM|PreTraining|\w+Classification|QuestionAnswering|MultipleChoice)$")
 
 # A field with one of these words speaks of a cache; one that was not read is a cache that is not modelled
 _OF_SOME_LAYERS = re.compile(
@@ -82,7 +95,7 @@ _OF_SOME_LAYERS = re.compile(
 _OF_ANY_LAYER = re.compile(
     r"(^|_)(rwkv|lru|recurrent|recurrence|retention|lightning|compress\w*|gla|delta|deltanet|hyena|lsh|kpool|indexer"
     r"|loop|loops|cycles|yoco|cla|ple)(_|$)|^(index_|sparse_attention|attention_window|kv_source|kv_shar|share_kv"
-    r"|swa_kv_lora|number_of_conv|qk_dim_factor|cross_attention_layers|cross_layer"
+    r"|swa_kv_lora|number_of_conv|expand_(k|v|ratio)$|feature_map|mixer_types|short_conv|qk_dim_factor|cross_attention_layers|cross_layer"
     r"|cross_num)",
     re.IGNORECASE,
 )
@@ -133,6 +146,9 @@ class _Reader:
         return cls(outer, text, named if named.endswith("_to_text") else named.removesuffix("_text"))
 
     def model(self) -> CacheModel:
+        if UNMODELLED.search(self.family):
+            sentence = "The cache of this model_type is not modelled here"
+            raise self.text.fault("model_type", "unsupported_cache", sentence)
         mtp: tuple[Layer, ...] = ()
         if self.family in SEQ2SEQ or self.outer.flag("is_encoder_decoder"):
             layers, encoder_tokens = self._encoder_decoder()
@@ -289,6 +305,8 @@ class _Reader:
                 self._assume(f"no multi_query: true, as in {self.family}")
             if text.flag("multi_query", default=True):
                 return 1
+        if self.family == "chatglm" and not text.flag("multi_query_attention"):
+            return heads
         block = text.entry("block_configs", index, count)
         if block and (attention := block.within("attention")):
             group = attention.need("n_heads_in_group")
@@ -419,10 +437,6 @@ class _Reader:
     def _refuse_unread(self) -> None:
         text = self.text
         every_kind = text.name(*_EVERY_KIND) is not None or self.family in (*WHOLE_MODELS, *SEQ2SEQ)
-        if self.family in UNMODELLED:
-            raise text.fault(
-                "model_type", "unsupported_cache", f"The cache of {self.family} is not modelled here"
-            )
         unread = [
             name
             for name, value in text.values.items()
@@ -436,7 +450,14 @@ class _Reader:
             raise text.fault(unread[0], "unsupported_cache", sentence)
 
     def _refuse_encoders(self, layers: tuple[Layer, ...]) -> None:
-        """EmbeddingGemma looks both ways over half a window; a prefix that does, as PaliGemma's, is kept as usual."""
+        """BERT and its like; EmbeddingGemma, which looks both ways over half a window (PaliGemma's prefix does too, but
+        is kept as usual).
+        """
+        names = self.outer.get("architectures")
+        for index, name in enumerate(names if isinstance(names, list | tuple) else ()):
+            if isinstance(name, str) and ENCODERS.search(name) and not self.outer.flag("is_decoder"):
+                sentence = "A model that reads a text whole and writes none is an encoder: it keeps no cache"
+                raise CacheInputError(("architectures", index), "unsupported_cache", sentence)
         both_ways = self.text.get("use_bidirectional_attention") in (True, "all")
         if both_ways and any(layer.window for layer in layers):
             sentence = "A model whose windows look both ways is an encoder: it keeps no cache"

@@ -44,6 +44,7 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
         return (WHOLE_MODELS[family],) * count
     for source in (
         _layer_types,
+        _repeated_types,
         _attention_layers,
         _linear_attention_config,
         _attention_types,
@@ -91,6 +92,28 @@ def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]
     if name in REPEATED:  # repeated, the attention among them over a window
         kinds = [SLIDING if kinds[i % len(kinds)] == FULL else kinds[i % len(kinds)] for i in range(count)]
     return kinds
+
+
+def _repeated_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+    """GPT-Neo: [[["global", "local"], 12]] are 24 layers."""
+    parts = text.items("attention_types")
+    if parts is None:
+        return None
+    entries: list[object] = []
+    for part in parts:
+        match part:
+            case [[*_], bool()]:
+                raise text.fault("attention_types", "wrong_type", "A number of repetitions is no truth value")
+            case [[*kinds], int(times)] if 0 < times <= count and len(kinds) <= count:
+                entries += kinds * times
+            case _:
+                raise text.fault("attention_types", "wrong_type", "Each part is a list of kinds and a number")
+        if len(entries) > count:
+            break
+    if len(entries) != count:
+        sentence = f"attention_types is not of {count} layers"
+        raise text.fault("attention_types", "pattern_length", sentence)
+    return _known(text, "attention_types", entries, KINDS)
 
 
 def recurrent_kind(text: Fields, family: str) -> str:

@@ -1009,3 +1009,69 @@ def test_reading_a_config_leaves_it_as_it_was():
     before = repr(config)
     read_config(config)
     assert repr(config) == before
+
+
+# --- fields of less common families, and what is no decoder ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "kv_heads"),
+    [
+        ({"model_type": "chatglm", "multi_query_attention": True, "multi_query_group_num": 2}, 2),
+        ({"model_type": "chatglm", "multi_query_attention": False, "multi_query_group_num": 2}, 6),
+        ({"num_attention_groups": 1}, 1),
+        ({"n_kv_heads": 2}, 2),
+        ({"attn_config": {"kv_n_heads": 2}}, 2),
+    ],
+    ids=["chatglm", "chatglm with all heads", "step", "n_kv_heads", "dbrx"],
+)
+def test_kv_heads_go_by_other_names(fields, kv_heads):
+    assert only(without(LLAMA, "num_key_value_heads") | fields).kv_heads == kv_heads
+
+
+def test_kv_heads_may_differ_from_layer_to_layer():
+    config = without(LLAMA, "num_key_value_heads") | {"num_key_value_heads_per_layer": [6, 3, 2, 1, 0]}
+    assert [layer.kv_heads for layer in read_config(config).layers] == [6, 3, 2, 1, 0]
+
+
+def test_gpt_neos_kinds_are_a_list_with_repetitions():
+    config = llama(attention_types=[[["global", "local"], 2], [["local"], 1]], window_size=11)
+    assert kinds(config) == "FSFSS"
+    assert {layer.window for layer in read_config(config).layers} == {None, 11}
+
+
+@pytest.mark.parametrize(
+    ("types", "code"),
+    [
+        ([[["global", "local"], 2]], "pattern_length"),
+        ([[["global"], 10**9]], "wrong_type"),
+        ([[["global"], True], [["global"], 4]], "wrong_type"),
+        ([["global", 5]], "wrong_type"),
+        ([[["global", "elsewhere"], 2], [["local"], 1]], "unknown_layer_kind"),
+        (7, "wrong_type"),
+    ],
+)
+def test_a_list_with_repetitions_that_does_not_fit_is_refused(types, code):
+    assert refused(llama(attention_types=types)) == (("attention_types",), code)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["rwkv", "rwkv7", "retnet", "gla", "hgrn2", "gated_deltanet", "delta_net", "xlstm", "linear_attn"],
+)
+def test_recurrent_families_that_are_not_modelled_are_refused_by_name(family):
+    assert refused({"model_type": family, "num_hidden_layers": 5}) == (("model_type",), "unsupported_cache")
+    assert refused(llama(model_type=family)) == (("model_type",), "unsupported_cache")
+
+
+@pytest.mark.parametrize("field", ["expand_k", "expand_ratio", "feature_map", "mixer_types", "lightning_nh"])
+def test_fields_of_recurrences_are_refused_by_name(field):
+    assert refused(llama(model_type="nobody", **{field: 3})) == ((field,), "unsupported_cache")
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForPreTraining", "XForSequenceClassification"])
+def test_what_writes_no_text_keeps_no_cache(name):
+    config = llama(model_type="bert", architectures=[name])
+    assert refused(config) == (("architectures", 0), "unsupported_cache")
+    assert read_config(config | {"is_decoder": True}).layers
+    assert read_config(config | {"architectures": ["BertLMHeadModel"]}).layers
