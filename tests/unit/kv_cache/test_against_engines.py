@@ -171,3 +171,16 @@ def test_pages_that_no_multiple_makes_equal_have_no_layout() -> None:
     report = kv_cache(CacheModel(layers), tokens=101, engine="vllm", memory_budget_bytes=10**6)
     assert report.capacity is not None
     assert report.capacity.vllm is None
+
+
+def test_a_chunk_is_reserved_with_the_batched_tokens_and_no_page_more() -> None:
+    # 95 + 50 = 145 tokens are 10 pages of 16; a window of 95 would be 144 tokens, 9 pages, and one more
+    chunked = Layer("chunked_attention", heads=4, kv_heads=2, k_dim=7, v_dim=7, window=95)
+    report = kv_cache(
+        CacheModel((chunked,)),
+        tokens=10_000,
+        dtype="float16",
+        engine="vllm",
+        engine_options=EngineOptions(max_num_batched_tokens=50),
+    )
+    assert report.sizes[0].per_sequence_bytes == 160 * 2 * (7 + 7) * 2

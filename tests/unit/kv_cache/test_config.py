@@ -1075,3 +1075,47 @@ def test_what_writes_no_text_keeps_no_cache(name):
     assert refused(config) == (("architectures", 0), "unsupported_cache")
     assert read_config(config | {"is_decoder": True}).layers
     assert read_config(config | {"architectures": ["BertLMHeadModel"]}).layers
+
+
+def test_an_images_tokens_are_the_patches_of_every_tile_and_one_more_each():
+    vision = {"image_size": 70, "patch_size": 14, "max_num_tiles": 3}
+    text = llama(model_type="mllama_text_model", cross_attention_layers=[1, 3])
+    model = read_config({"model_type": "mllama", "text_config": text, "vision_config": vision})
+    assert model.encoder_tokens == 3 * (5 * 5 + 1)
+    assert [layer.kind for layer in model.layers].count("cross_attention") == 2
+
+
+@pytest.mark.parametrize("family", ["zamba", "zamba2"])
+def test_zambas_attention_is_twice_as_wide_as_its_share(family):
+    mamba = {"mamba_d_conv": 4, "mamba_d_state": 5, "mamba_expand": 2, "kv_channels": 13}
+    mamba |= {"mamba_headdim": 4, "mamba_ngroups": 1} if family == "zamba2" else {}
+    config = without(LLAMA, "head_dim") | mamba | {"model_type": family, "layers_block_type": ["hybrid"] * 5}
+    layer = only(config)
+    assert (layer.k_dim, layer.v_dim) == (2 * 78 // 6, 2 * 78 // 6)
+    assert only(config | {"attention_head_dim": 11}).k_dim == 11
+
+
+def test_gpt_neo_in_transformers_keeps_what_its_windows_no_longer_see():
+    config = llama(model_type="gpt_neo", attention_types=[[["local"], 5]], window_size=11)
+    sizes = {
+        engine: kv_cache(read_config(config), tokens=101, engine=engine).sizes[0].per_sequence_bytes
+        for engine in ("ideal", "hf")
+    }
+    row = 5 * 3 * (7 + 7) * 2
+    assert sizes == {"ideal": 11 * row, "hf": 101 * row}
+
+
+@pytest.mark.parametrize(("shared_k_and_v", "kv_heads"), [(True, 1), (False, 3), (None, 1)])
+def test_gemma_4_has_other_kv_heads_only_where_k_serves_as_v(shared_k_and_v, kv_heads):
+    config = llama(
+        model_type="gemma4_text",
+        layer_types=["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+        sliding_window=11,
+        global_head_dim=17,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=shared_k_and_v,
+    )
+    sliding, full = read_config(config).layers[:2]
+    assert (sliding.kv_heads, sliding.k_dim) == (3, 7)
+    assert (full.kv_heads, full.k_dim, full.v_dim) == (kv_heads, 17, 17)
+    assert refused(without(config, "global_head_dim")) == (("global_head_dim",), "missing_field")

@@ -19,6 +19,7 @@ from attention_core.kv_cache import (
     kv_cache,
     read_config,
 )
+from attention_core.kv_cache.dtypes import index_bytes
 
 # 3 layers, 5 KV heads, keys 7 wide and values 11: 3 × 5 × (7 + 11) = 270 elements a token
 GQA = Dims(3, 35, 5, 7, v_head_dim=11)
@@ -595,3 +596,9 @@ def test_dims_that_do_not_go_together_are_refused(change, place, code):
 )
 def test_a_question_with_an_impossible_number_is_refused_at_its_place(options, place, code):
     assert refused(GQA, **options) == (place, code)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(128, 132), (129, 137), (256, 264), (7, 11)])
+def test_an_fp8_indexers_key_has_a_scale_for_every_128_elements_begun(width, expected):
+    assert index_bytes(width, DTYPES["fp8_e4m3"]) == expected
+    assert index_bytes(width, DTYPES["bfloat16"]) == 2 * width

@@ -468,3 +468,8 @@ def test_bytes_of_plain_elements_are_those_of_pytorch():
     names = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
     for name in ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"):
         assert DTYPES[name].row_bytes(7) == 7 * getattr(torch, names.get(name, name)).itemsize
+
+
+def test_a_share_of_a_memory_is_rounded_down():
+    # 0.9 × 11 = 9.9
+    assert capacity(gpu=Gpu(11)).kv_budget_bytes == 9
