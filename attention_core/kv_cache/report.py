@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from attention_core.kv_cache.dtypes import DTYPES, LATENT_ONLY, PLAIN_DTYPES
 from attention_core.kv_cache.engines import DEFAULT_OPTIONS, ENGINES, Engine, EngineName, EngineOptions
@@ -63,16 +63,15 @@ class CacheSize:
     bounds: Bounds
 
 
-@dataclass(frozen=True)
-class LayerGroup:
-    """`layers` layers that are alike, and their bytes together; `window` is None where every token is kept.
+@dataclass(frozen=True, kw_only=True)
+class LayerBytes:
+    """What a layer keeps, and its bytes; `window` is None where every token is kept.
 
     `index_dim` is the width of an indexer's key beside K and V. What does not depend on the tokens, a recurrent state
-    or cross-attention, is `fixed_bytes_per_sequence`. A `shared` group reads other layers' K and V.
+    or cross-attention, is `fixed_bytes_per_sequence`. A `shared` layer reads another's K and V.
     """
 
     kind: str
-    layers: int
     window: int | None
     kv_heads: int
     k_dim: int
@@ -83,20 +82,18 @@ class LayerGroup:
     fixed_bytes_per_sequence: int
 
 
-@dataclass(frozen=True)
-class LayerDetail:
+@dataclass(frozen=True, kw_only=True)
+class LayerGroup(LayerBytes):
+    """`layers` layers that are alike, and their bytes together."""
+
+    layers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDetail(LayerBytes):
     """One entry of the model's list of layers; `sizes_bytes` is one sequence in it at each asked number of tokens."""
 
     index: int
-    kind: str
-    window: int | None
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    index_dim: int
-    shared: bool
-    bytes_per_token: int
-    fixed_bytes_per_sequence: int
     sizes_bytes: tuple[int, ...]
 
 
@@ -427,20 +424,24 @@ def _sizes(
     return tuple(map(size, counts))
 
 
+def _bytes_of(ideal: Cache, layer: Layer, count: int = 1) -> dict[str, Any]:
+    """The fields of `LayerBytes`, of `count` such layers together."""
+    return {
+        "kind": layer.kind,
+        "window": layer.window,
+        "kv_heads": layer.kv_heads,
+        "k_dim": layer.k_dim,
+        "v_dim": layer.v_dim,
+        "index_dim": layer.index_dim,
+        "shared": layer.shared,
+        "bytes_per_token": count * (ideal.row_bytes(layer) if layer.keeps_rows else 0),
+        "fixed_bytes_per_sequence": count * ideal.fixed_bytes(layer),
+    }
+
+
 def _groups(ideal: Cache) -> tuple[LayerGroup, ...]:
     return tuple(
-        LayerGroup(
-            kind=layer.kind,
-            layers=count,
-            window=layer.window,
-            kv_heads=layer.kv_heads,
-            k_dim=layer.k_dim,
-            v_dim=layer.v_dim,
-            index_dim=layer.index_dim,
-            shared=layer.shared,
-            bytes_per_token=count * (ideal.row_bytes(layer) if layer.keeps_rows else 0),
-            fixed_bytes_per_sequence=count * ideal.fixed_bytes(layer),
-        )
+        LayerGroup(layers=count, **_bytes_of(ideal, layer, count))
         for layer, count in alike(ideal.layers).items()
     )
 
@@ -449,19 +450,7 @@ def _details(cache: Cache, ideal: Cache, counts: tuple[int, ...]) -> tuple[Layer
     alone = {layer: replace(cache, layers=(layer,)) for layer in alike(cache.layers)}
     sizes = {layer: tuple(one.sequence_bytes(count) for count in counts) for layer, one in alone.items()}
     return tuple(
-        LayerDetail(
-            index=index,
-            kind=layer.kind,
-            window=layer.window,
-            kv_heads=layer.kv_heads,
-            k_dim=layer.k_dim,
-            v_dim=layer.v_dim,
-            index_dim=layer.index_dim,
-            shared=layer.shared,
-            bytes_per_token=ideal.row_bytes(layer) if layer.keeps_rows else 0,
-            fixed_bytes_per_sequence=ideal.fixed_bytes(layer),
-            sizes_bytes=sizes[layer],
-        )
+        LayerDetail(index=index, sizes_bytes=sizes[layer], **_bytes_of(ideal, layer))
         for index, layer in enumerate(cache.layers)
     )
 

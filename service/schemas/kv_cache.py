@@ -202,34 +202,30 @@ class CacheSize(Answer):
     bounds: Bounds
 
 
-class LayerGroup(Answer):
-    """Layers that are alike, and their bytes together."""
+class LayerBytes(Answer):
+    """What a layer keeps, and its bytes."""
 
     kind: str
-    layers: int
     window: int | None
     kv_heads: int
     k_dim: int
     v_dim: int
     index_dim: int = Field(description="Width of a sparse-attention indexer's key beside them.")
-    shared: bool = Field(description="They read what other layers keep.")
+    shared: bool = Field(description="It reads what another layer keeps.")
     bytes_per_token: int
     fixed_bytes_per_sequence: int
 
 
-class LayerDetail(Answer):
+class LayerGroup(LayerBytes):
+    """Layers that are alike, and their bytes together."""
+
+    layers: int
+
+
+class LayerDetail(LayerBytes):
     """One layer."""
 
     index: int
-    kind: str
-    window: int | None
-    kv_heads: int
-    k_dim: int
-    v_dim: int
-    index_dim: int
-    shared: bool
-    bytes_per_token: int
-    fixed_bytes_per_sequence: int
     sizes_bytes: list[int] = Field(description="Of one sequence, one entry for each of `tokens`.")
 
 
