@@ -583,6 +583,13 @@ def _warn(
         tell(f"llama.cpp: windows are reserved for ubatch = {engine.ubatch:,}, which is assumed")
     if engine.name == "hf" and not set(types) <= set(PLAIN_DTYPES):
         tell("hf: transformers' quantised cache also keeps up to 128 recent tokens unquantised")
+    if (
+        engine.name == "hf"
+        and states
+        and cache.types.own_state is None
+        and cache.types.state.name != "float32"
+    ):
+        tell("hf: transformers keeps recurrent states in float32, whatever the config says")
     if cache.tensor_parallel > 1 and any(
         layer.state and not layer.state.divides(cache.tensor_parallel) for layer in model.layers
     ):

@@ -266,3 +266,12 @@ def test_gemma_3_4b_at_131072_tokens_is_what_llama_cpp_logged():
         kind: sum(layer.sizes_bytes[0] for layer in found.layers if layer.kind == kind) for kind in set(kinds)
     }
     assert by_kind == {"full_attention": 2560 * 2**20, "sliding_attention": 174 * 2**20}
+
+
+@pytest.mark.parametrize(("engine", "told"), [("hf", True), ("ideal", False), ("vllm", False)])
+def test_transformers_own_type_of_recurrent_states_is_told(engine, told):
+    state = State.mamba(d_inner=6, d_state=5, kernel=4)
+    model = CacheModel((Layer("mamba", state=state),), dtype="bfloat16", state_dtype="bfloat16")
+    warning = "hf: transformers keeps recurrent states in float32, whatever the config says"
+    assert (warning in kv_cache(model, tokens=1, engine=engine).warnings) == told
+    assert warning not in kv_cache(model, tokens=1, engine=engine, state_dtype="bfloat16").warnings
