@@ -11,7 +11,7 @@ for T tokens and a window of W; a chunk counts as a window, but vLLM reserves mi
 the engine's maximum length. Sources: vLLM's v1 cache specs, llama.cpp's unified cache, transformers 5.24 as measured.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from attention_core.kv_cache.layers import CHUNKED, CROSS, Layer, State, positive
@@ -30,16 +30,18 @@ class EngineOptions:
     max_num_batched_tokens  vLLM's, in one step: a window keeps so many rows more, 8,192 where not given
     ubatch                  llama.cpp's physical batch, likewise, 512
     parallel_slots          llama.cpp's sequences over one cache: a window's rows for each, 1
+    prefix_caching          vLLM's, on unless it is said to be off: a request has two of its recurrent states
     """
 
     max_num_batched_tokens: int | None = None
     ubatch: int | None = None
     parallel_slots: int | None = None
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) is not None:
-                positive(getattr(self, field.name), "engine_options", field.name)
+        for name in ("max_num_batched_tokens", "ubatch", "parallel_slots"):
+            if getattr(self, name) is not None:
+                positive(getattr(self, name), "engine_options", name)
 
 
 DEFAULT_OPTIONS = EngineOptions()
@@ -54,6 +56,7 @@ class Engine:
     batched: int
     ubatch: int
     slots: int
+    state_blocks: int
 
     @classmethod
     def of(cls, name: EngineName, page: int | None, options: EngineOptions) -> "Engine":
@@ -64,6 +67,7 @@ class Engine:
             options.max_num_batched_tokens or 8192,
             options.ubatch or 512,
             options.parallel_slots or 1,
+            2 if options.prefix_caching else 1,
         )
 
     def window(self, layer: Layer) -> int | None:

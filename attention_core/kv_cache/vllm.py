@@ -7,11 +7,16 @@ layers, and the pool of blocks is shared by the groups:
     one group       blocks = budget // Σ_layers page bytes
     several groups  blocks = budget // page bytes // layers per group
     concurrency     blocks / Σ_groups blocks of one request
-    cache size      concurrency * length of a request, in tokens (before 0.21: blocks // groups * block size, which is
-                    the same for one group and whole blocks)
+    cache size      concurrency * length of a request, in tokens (before 0.20.1: blocks // groups * block size, which
+                    is the same for one group and whole blocks)
 
-Source: vLLM's kv_cache_utils and kv_cache_interface (v1), read 2026-11-30; not affected by settings that are not
-arguments here (context parallelism, speculative decoding, a disabled hybrid manager).
+A request takes ceil(rows / block size) blocks of a group of attention. Of a group of recurrent states it takes one,
+and with prefix caching, which releases since 0.33 at the latest have on, a second: the state at the last whole block.
+
+Source: vLLM 0.33.0's kv_cache_planning, kv_cache_interface and platforms.interface; settings that are not arguments
+here (context parallelism, speculative decoding, a disabled hybrid manager, a block-outermost layout) are left at their
+defaults. Since 0.26 a window keeps two steps' tokens, as scheduling is asynchronous: `max_num_batched_tokens` is then
+twice vLLM's own.
 """
 
 from collections.abc import Sequence
@@ -20,7 +25,7 @@ from dataclasses import dataclass, replace
 from attention_core.kv_cache.layers import Layer
 from attention_core.kv_cache.size import Cache
 
-ALIGNMENT = 16  # tokens: blocks that must hold a recurrent state grow by so many
+SMALLEST_BLOCK = 16  # tokens, of vLLM's attention kernels
 
 
 @dataclass(frozen=True)
@@ -70,25 +75,32 @@ def vllm_capacity(cache: Cache, tokens: Sequence[int], budget: int) -> VllmCapac
 
 
 def _kinds(cache: Cache) -> list[_Kind] | None:
-    """Pages of one size: smaller ones get more tokens; a recurrent state is one page, and blocks grow to hold it."""
-    block = cache.engine.page
-    attention = [(part.layer, part.count, part.rank_row) for part in cache.parts if part.rank_row]
-    states = [(part.layer, part.count, part.rank_state) for part in cache.parts if part.rank_state]
-    if states and attention:
-        smallest = ALIGNMENT * max(row for _, _, row in attention)
-        block = max(block, ALIGNMENT * -(-max(state for _, _, state in states) // smallest))
-    page = max((block * row for _, _, row in attention), default=0)
-    one_kind = not states and len({(layer.kind, layer.window) for layer, _, _ in attention}) == 1
+    """Pages of one size: a narrow row gets more tokens of one, or else what is left of it stays empty.
+
+    A recurrent state is one page; blocks grow, by whole blocks of the size asked for, until a page holds it.
+    """
+    counts: dict[tuple[str, int | None, int], int] = {}
+    layers: dict[tuple[str, int | None, int], Layer] = {}
+    for part in cache.parts:
+        if part.rank_row:  # what else differs, such as query heads, does not enter a page
+            key = (part.layer.kind, part.layer.window, part.rank_row)
+            counts[key] = counts.get(key, 0) + part.count
+            layers[key] = part.layer
+    states = [(part.layer.state, part.count, part.rank_state) for part in cache.parts if part.rank_state]
+    block, widest = cache.engine.page, max((row for _, _, row in counts), default=0)
+    if states and counts:
+        step = max(block, SMALLEST_BLOCK)
+        block = step * -(-max(size for _, _, size in states) // (step * widest))
+    if not states and len({key[:2] for key in counts}) == 1:
+        return [_Kind(layers[key], count, block, block * key[2]) for key, count in counts.items()]
+    page = block * widest
     kinds = []
-    for layer, count, row in attention:
-        if one_kind:
-            kinds.append(_Kind(layer, count, block, block * row))
-        elif page % (block * row):
-            return None
-        else:
-            kinds.append(_Kind(layer, count, page // row, page))
-    kinds += [_Kind(Layer(layer.state.kind), count, 0, page) for layer, count, _ in states if layer.state]
-    return kinds
+    for (kind, window, row), count in counts.items():
+        layer = layers[kind, window, row]
+        if widest % row and layer.latent:
+            return None  # latent rows lie densely: their pages are not padded
+        kinds.append(_Kind(layer, count, block if widest % row else block * widest // row, page))
+    return kinds + [_Kind(Layer(state.kind), count, 0, page) for state, count, _ in states if state]
 
 
 def _groups(kinds: Sequence[_Kind]) -> tuple[int, list[_Kind]]:
@@ -106,6 +118,6 @@ def _groups(kinds: Sequence[_Kind]) -> tuple[int, list[_Kind]]:
 def _blocks(cache: Cache, group: _Kind, tokens: int) -> int:
     """Blocks of one request in one group."""
     if not group.block:
-        return 1
+        return cache.engine.state_blocks
     paged = replace(cache.engine, page=group.block)
     return paged.rows(group.layer, tokens, cache.encoder_tokens) // group.block

@@ -1,6 +1,8 @@
-"""What engines printed, or assert in tests of their own, beside what is calculated for them."""
+"""How vLLM lays layers out, and what its own tests assert; what engines print is in `test_against_engine_logs`."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -9,12 +11,14 @@ from attention_core.kv_cache import (
     Dims,
     EngineOptions,
     Layer,
+    State,
     VllmCapacity,
     find_preset,
     kv_cache,
 )
+from attention_core.kv_cache.layers import Latent, latent_layer
 
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 
 
 def dims(full: int, sliding: int, *, kv_heads: int, head_dim: int, window: int) -> CacheModel:
@@ -24,67 +28,22 @@ def dims(full: int, sliding: int, *, kv_heads: int, head_dim: int, window: int) 
     )
 
 
-# --- llama.cpp: the two "size = … MiB" lines of its start, of layers that keep all and of layers that slide ---
-
-GPT_OSS = find_preset("openai/gpt-oss-20b").model()
-GEMMA_2_2B = find_preset("google/gemma-2-2b").model()
-# Laguna: 12 and 36 layers of 8 heads of 128, a window of 512
-LAGUNA = dims(12, 36, kv_heads=8, head_dim=128, window=512)
-# Gemma 4 12B: 8 layers with one head of 512, 40 with 8 heads of 256 and a window of 1,024
-GEMMA_4_12B = CacheModel(
-    (Layer(heads=16, kv_heads=1, k_dim=512, v_dim=512),) * 8
-    + (Layer("sliding_attention", heads=16, kv_heads=8, k_dim=256, v_dim=256, window=1024),) * 40
-)
-
-
-@pytest.mark.parametrize(
-    ("model", "context", "dtype", "ubatch", "slots", "full_mib", "sliding_mib"),
-    [
-        (GPT_OSS, 131_072, "float16", 512, 1, 3072.00, 18.00),
-        (GPT_OSS, 131_072, "float16", 2048, 1, 3072.00, 54.00),
-        (GPT_OSS, 8192, "q8_0", 128, 1, 102.00, 3.19),
-        (GEMMA_2_2B, 8192, "float16", 512, 4, 416.00, 416.00),
-        (LAGUNA, 1_048_576, "q4_0", 512, 1, 13824.00, 40.50),
-        (GEMMA_4_12B, 8192, "q8_0", 512, 4, 68.00, 765.00),
-        (GEMMA_4_12B, 8192, "float16", 2048, 4, 128.00, 1920.00),
-    ],
-    ids=["gpt-oss", "gpt-oss ubatch", "gpt-oss q8_0", "gemma-2", "laguna q4_0", "gemma-4 q8_0", "gemma-4"],
-)
-def test_llama_cpp_prints_the_mebibytes_that_are_calculated(
+def vllm(
     model: CacheModel,
-    context: int,
-    dtype: str,
-    ubatch: int,
-    slots: int,
-    full_mib: float,
-    sliding_mib: float,
-) -> None:
-    report = kv_cache(
-        model,
-        tokens=context,
-        dtype=dtype,
-        engine="llama.cpp",
-        engine_options=EngineOptions(ubatch=ubatch, parallel_slots=slots),
-        layers=True,
-    )
-    assert report.layers is not None
-    sizes = {"full_attention": 0, "sliding_attention": 0}
-    for layer in report.layers:
-        sizes[layer.kind] += layer.sizes_bytes[0]
-    assert round(sizes["full_attention"] / MIB, 2) == full_mib
-    assert round(sizes["sliding_attention"] / MIB, 2) == sliding_mib
-
-
-# --- vLLM ---
-
-
-def vllm(model: CacheModel, tokens: int, budget: int, batched: int = 8192) -> VllmCapacity:
+    tokens: int,
+    budget: int,
+    *,
+    batched: int = 8192,
+    prefix_caching: bool = True,
+    page_size: int | None = None,
+) -> VllmCapacity:
     report = kv_cache(
         model,
         tokens=tokens,
         dtype="float16",
+        page_size=page_size,
         engine="vllm",
-        engine_options=EngineOptions(max_num_batched_tokens=batched),
+        engine_options=EngineOptions(max_num_batched_tokens=batched, prefix_caching=prefix_caching),
         memory_budget_bytes=budget,
     )
     assert report.capacity is not None
@@ -111,21 +70,6 @@ def test_concurrency_is_that_of_vllms_own_test(
         f"GPU KV cache size: {int(concurrency * 16_384):,} tokens, "
         f"Maximum concurrency for 16,384 tokens per request: {concurrency:.2f}x",
     )
-
-
-@pytest.mark.parametrize(
-    ("gib", "blocks", "tokens", "printed"), [(3.81, 1952, 20_000, "1.56x"), (2.89, 1478, 29_000, "0.82x")]
-)
-def test_a_log_of_llama_8b_has_the_blocks_of_its_memory(
-    gib: float, blocks: int, tokens: int, printed: str
-) -> None:
-    # vllm-project/vllm#10517: Llama 3.1 8B in 16 bits; the memory is printed to two decimals
-    model = find_preset("llama-3.1-8b").model()
-    low, high = (vllm(model, tokens, int((gib + error) * GIB)).num_gpu_blocks for error in (-0.005, 0.005))
-    assert low <= blocks <= high
-    exact = vllm(model, tokens, blocks * 16 * 131_072)
-    assert exact.num_gpu_blocks == blocks
-    assert exact.log[0].endswith(f"per request: {printed}")
 
 
 def test_kinds_of_unlike_numbers_share_blocks_in_groups_of_the_rarest() -> None:
@@ -160,15 +104,61 @@ def test_blocks_grow_to_hold_a_recurrent_state() -> None:
     assert found.block_size == -(-state // (16 * row)) * 16
     blocks = 100 * GIB // (12 * found.block_size * row)  # groups of 12: one of attention, three of states
     assert found.num_gpu_blocks == blocks
-    assert found.max_concurrency == (blocks / (-(-32_768 // found.block_size) + 3),)
+    attention = -(-32_768 // found.block_size)
+    assert found.max_concurrency == (blocks / (attention + 3 * 2),)
 
 
-def test_pages_that_no_multiple_makes_equal_have_no_layout() -> None:
+def test_without_prefix_caching_a_request_has_one_state() -> None:
+    # 2 rows of 2 × 14 × 2 bytes and 6 states of 29 × 4: two tokens hold one, but a block is at least 16; groups of 2
+    layers = (Layer(heads=2, kv_heads=2, k_dim=7, v_dim=7),) * 2 + (
+        Layer("mamba", state=State("mamba", 0, 1, 29, (1,))),
+    ) * 6
+    budget = 100 * 2 * 16 * 2 * 14 * 2
+    with_it = vllm(CacheModel(layers), 101, budget)
+    without = vllm(CacheModel(layers), 101, budget, prefix_caching=False)
+    assert (with_it.num_gpu_blocks, without.num_gpu_blocks) == (100, 100)
+    assert with_it.max_concurrency == (100 / (7 + 3 * 2),)
+    assert without.max_concurrency == (100 / (7 + 3),)
+
+
+def test_blocks_that_hold_a_state_are_whole_blocks_of_the_size_asked_for() -> None:
+    # a state of 9,999 × 4 bytes beside a row of 2 × 14 × 2: 714 tokens, so 45 blocks of 16 or 12 of 64
     layers = (
-        Layer(heads=4, kv_heads=2, k_dim=7, v_dim=7),
-        Layer("sliding_attention", heads=4, kv_heads=3, k_dim=7, v_dim=7, window=33),
+        Layer(heads=2, kv_heads=2, k_dim=7, v_dim=7),
+        Layer("mamba", state=State("mamba", 0, 1, 9999, (1,))),
     )
-    report = kv_cache(CacheModel(layers), tokens=101, engine="vllm", memory_budget_bytes=10**6)
+    for page, block in ((None, 720), (64, 768)):
+        assert vllm(CacheModel(layers), 101, 10**6, page_size=page).block_size == block
+
+
+def test_layers_that_differ_in_query_heads_alone_are_of_one_kind() -> None:
+    # 4 full layers and 8 sliding ones of two numbers of query heads: 1 + 2 groups of 4, as without the difference
+    full = Layer(heads=4, kv_heads=2, k_dim=7, v_dim=7)
+    sliding = Layer("sliding_attention", heads=4, kv_heads=2, k_dim=7, v_dim=7, window=33)
+    layers = (full,) * 4 + (sliding,) * 5 + (replace(sliding, heads=6),) * 3
+    found = vllm(CacheModel(layers), 101, 100 * 4 * 16 * 2 * 14 * 2, batched=50)
+    assert (found.num_gpu_blocks, found.max_concurrency) == (100, (100 / (7 + 2 * 7),))
+
+
+def test_pages_that_no_multiple_makes_equal_are_padded() -> None:
+    # rows of 2 and 3 heads: a block of 16 tokens of either takes 16 × 3 × 14 × 2 bytes
+    layers = (
+        Layer(heads=6, kv_heads=2, k_dim=7, v_dim=7),
+        Layer("sliding_attention", heads=6, kv_heads=3, k_dim=7, v_dim=7, window=33),
+    )
+    found = vllm(CacheModel(layers), 101, 100 * 16 * 3 * 14 * 2, batched=50)
+    assert (found.block_size, found.num_gpu_blocks) == (16, 100)
+    assert found.max_concurrency == (100 / (7 + 7),)
+
+
+def test_latent_pages_that_no_multiple_makes_equal_have_no_layout() -> None:
+    layers = (
+        latent_layer(4, Latent(rank=11, rope_dim=2, k_dim=7, v_dim=7)),
+        Layer("sliding_attention", heads=4, kv_heads=1, k_dim=7, v_dim=7, window=33),
+    )
+    report = kv_cache(
+        CacheModel(layers), tokens=101, dtype="float16", engine="vllm", memory_budget_bytes=10**6
+    )
     assert report.capacity is not None
     assert report.capacity.vllm is None
 
