@@ -50,6 +50,7 @@ SIZE = Question(
         "max_num_batched_tokens": "integer",
         "ubatch": "integer",
         "parallel_slots": "integer",
+        "prefix_caching": "flag",
         "memory_budget_bytes": "integer",
         "gpu_memory_bytes": "integer",
         "gpu_utilization": "number",

@@ -74,6 +74,9 @@ class EngineOptionsRequest(Request):
     parallel_slots: Count | None = Field(
         None, description="llama.cpp's sequences over one cache; 1 where absent."
     )
+    prefix_caching: bool = Field(
+        True, description="vLLM's: of a recurrent layer, a request then has two states."
+    )
 
 
 class GpuRequest(Request):
