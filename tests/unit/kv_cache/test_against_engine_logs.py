@@ -201,6 +201,18 @@ LOGS = [
         dtype="fp8_e4m3",
         prefix_caching=True,
     ),
+    Log(
+        "mitchross/talos-argocd-proxmox#1995, on two ranks: Qwen3.8-27B, as Qwen3.5",
+        "Qwen3.5-27B",
+        4.99,
+        131_072,
+        302_921,
+        "2.31x",
+        dtype="fp8_e4m3",
+        tensor_parallel=2,
+        prefix_caching=True,
+        logged_block_size=1568,
+    ),
 ]
 
 
@@ -236,6 +248,8 @@ def test_vllm_counted_the_blocks_that_are_calculated() -> None:
         # vllm-project/vllm#49878: 32,768 batched tokens, before 0.26 and since, when two batches are in flight
         ("gemma-4-31B-it", 262_144, 32_768, 45.79),
         ("gemma-4-31B-it", 262_144, 65_536, 70.79),
+        # vllm-project/vllm#15871: latent rows
+        ("DeepSeek-V2-Lite", 32_768, 8192, 0.95),
     ],
 )
 def test_vllm_needed_what_is_calculated_for_one_request(
@@ -245,6 +259,28 @@ def test_vllm_needed_what_is_calculated_for_one_request(
     log = Log("", model, gib, tokens, 0, None, dtype="bfloat16", tensor_parallel=ranks, batched=batched)
     too_little, *_, enough = (log.capacity(budget).max_concurrency[0] for budget in log.budgets())
     assert too_little < 1 <= enough
+
+
+def test_vllm_printed_what_is_calculated_for_latent_rows_that_each_rank_keeps_whole() -> None:
+    # vllm-project/vllm#20665: DeepSeek-V2-Lite on two ranks in each of two stages, of 14 and 13 of its 27 layers; the
+    # first has 12.13 GiB, which are the fewer tokens, and the second 11.33
+    layers = find_preset("DeepSeek-V2-Lite").model().layers
+    found = []
+    for stage, gib in ((layers[:14], 12.13), (layers[14:], 11.33)):
+        tokens = set()
+        for budget in Log("", "", gib, 1024, 0, None).budgets():
+            report = kv_cache(
+                CacheModel(stage), tokens=1024, tensor_parallel=2, engine="vllm", memory_budget_bytes=budget
+            )
+            assert report.capacity is not None
+            assert report.capacity.vllm is not None
+            tokens.add(
+                (report.capacity.vllm.kv_cache_tokens[0], f"{report.capacity.vllm.max_concurrency[0]:.2f}x")
+            )
+        found.append(tokens)
+    first, second = found
+    assert (807_792, "788.86x") in first
+    assert min(second) > max(first)
 
 
 # --- llama.cpp: "size = … MiB" of layers that keep all, of those that slide, and of recurrent states ---

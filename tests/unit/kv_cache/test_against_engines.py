@@ -72,6 +72,51 @@ def test_concurrency_is_that_of_vllms_own_test(
     )
 
 
+def rows(count: int, width: int, *, slides: bool = False) -> tuple[Layer, ...]:
+    """Layers of the rows in vLLM's own tests: two heads, a window of one token."""
+    layer = Layer(heads=2, kv_heads=2, k_dim=width, v_dim=width)
+    return (replace(layer, kind="sliding_attention", window=1) if slides else layer,) * count
+
+
+@pytest.mark.parametrize(
+    ("layers", "pages", "blocks"),
+    [
+        (rows(2, 64), 2 * 32, 32),
+        (rows(2, 64, slides=True), 2 * 32, 32),
+        (rows(1, 64) + rows(1, 64, slides=True), 2 * 32, 64),
+        (rows(2, 64) + rows(4, 64, slides=True), 2 * 32, 32),
+        (rows(3, 64) + rows(7, 64, slides=True), 3 * 32, 32),
+        (rows(6, 64) + rows(5, 64, slides=True), 6 * 32, 32),
+        (rows(1, 128) + rows(1, 64), 3 * 32, 32),
+        (rows(1, 64) + rows(1, 32, slides=True), 32, 32),
+        (rows(1, 64) + rows(1, 96, slides=True), 2 * 32, 42),
+    ],
+    ids=[
+        "full",
+        "sliding",
+        "1+1",
+        "2+4",
+        "3+7 padded",
+        "6+5 padded",
+        "one kind",
+        "longer block",
+        "padded page",
+    ],
+)
+def test_blocks_are_those_of_vllms_own_test(layers: tuple[Layer, ...], pages: int, blocks: int) -> None:
+    # test_get_kv_cache_config_one_worker: float32, memory in pages of 16 tokens of two heads of 64
+    report = kv_cache(
+        CacheModel(layers),
+        tokens=16,
+        dtype="float32",
+        engine="vllm",
+        memory_budget_bytes=pages * 16 * 2 * 64 * 4 * 2,
+    )
+    assert report.capacity is not None
+    assert report.capacity.vllm is not None
+    assert report.capacity.vllm.num_gpu_blocks == blocks
+
+
 def test_kinds_of_unlike_numbers_share_blocks_in_groups_of_the_rarest() -> None:
     # 4 full and 11 sliding layers: groups of 4, so 1 + 3 of them, and a block is 4 pages of 16 × 2 × 2 × 7 × 2 bytes.
     # 101 tokens: 7 blocks for the full group; min(33 - 1 + 50, 101) = 82 tokens are 6 blocks, and one more, for others
