@@ -42,13 +42,15 @@ TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config") 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_transformer_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "num_query_heads")
 KV_HEADS = (
+    "num_key_value_heads_per_layer",  # the more particular of two
     "num_key_value_heads",
     "num_kv_heads",
     "n_kv_heads",
+    "n_head_kv",
+    "num_multi_query_heads",
     "multi_query_group_num",
     "num_attention_groups",
     "num_query_groups",
-    "num_key_value_heads_per_layer",
 )
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -85,7 +87,16 @@ UNMODELLED = re.compile(
     r"xlstm|rwkv|cpmant|reformer|xlnet|retnet|hgrn|delta_?net|hyena|linear_attn|(^|_)(gla|gsa|abc|lightnet|rodimus)(_|$)"
 )
 # Models that read a text whole and write none
-ENCODERS = re.compile(r"For(MaskedLM|PreTraining|\w+Classification|QuestionAnswering|MultipleChoice)$")
+ENCODERS = (
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForImageClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "EncoderModel",
+)
 
 # A field with one of these words speaks of a cache; one that was not read is a cache that is not modelled
 _OF_SOME_LAYERS = re.compile(
@@ -226,9 +237,10 @@ class _Reader:
         if heads == 0:
             return Layer(NONE)
         window = self._window(text, kind, index, count)
-        if (rank := text.count("kv_lora_rank")) is not None:
-            latent = self._latent(text, heads, rank, kind, index, count)
-            return of_kind(latent, FULL if kind == INDEXED else kind, window)
+        latent = text.flag("use_mla", default=True)
+        if latent and (rank := text.count("kv_lora_rank")) is not None:
+            row = self._latent(text, heads, rank, kind, index, count)
+            return of_kind(row, FULL if kind == INDEXED else kind, window)
         special = {SLIDING: SLIDING_FIELDS, FULL: self._full_fields(text)}.get(kind, {})
         heads = text.count(*special.get("heads", ())) or heads
         kv_heads = text.count(*special.get("kv_heads", ())) or self._kv_heads(text, heads, index, count)
@@ -236,6 +248,10 @@ class _Reader:
             kv_heads = text.need(*SLIDING_FIELDS["kv_heads"])
         if kv_heads == 0:
             return Layer(NONE)
+        if heads % kv_heads:
+            name = text.name(*KV_HEADS) or KV_HEADS[1]
+            sentence = f"{kv_heads} KV heads do not divide {heads} heads"
+            raise text.fault(name, "not_divisible", sentence)
         k_dim = text.count(*special.get("k_dim", ())) or self._head_dim(text, heads)
         if (
             self.family.startswith("gemma4")
@@ -307,6 +323,12 @@ class _Reader:
                 return 1
         if self.family == "chatglm" and not text.flag("multi_query_attention"):
             return heads
+        switched = text.get("multi_query") is True and not text.flag("new_decoder_architecture")
+        switched |= (
+            text.get("multi_query_attention") is True or text.get("attention_head_type") == "multiquery"
+        )
+        if switched and text.name(*KV_HEADS) is None:
+            return 1
         block = text.entry("block_configs", index, count)
         if block and (attention := block.within("attention")):
             group = attention.need("n_heads_in_group")
@@ -318,7 +340,7 @@ class _Reader:
         if attention is not None and (inner := attention.count("kv_n_heads")) is not None:
             return inner
         if text.name(*KV_HEADS) is None:
-            self._assume(f"no {KV_HEADS[0]}: every head has its own K and V, {heads}")
+            self._assume(f"no {KV_HEADS[1]}: every head has its own K and V, {heads}")
             return heads
         return self._per_layer(text, KV_HEADS, index, count)
 
@@ -455,7 +477,7 @@ class _Reader:
         """
         names = self.outer.get("architectures")
         for index, name in enumerate(names if isinstance(names, list | tuple) else ()):
-            if isinstance(name, str) and ENCODERS.search(name) and not self.outer.flag("is_decoder"):
+            if isinstance(name, str) and name.endswith(ENCODERS) and not self.outer.flag("is_decoder"):
                 sentence = "A model that reads a text whole and writes none is an encoder: it keeps no cache"
                 raise CacheInputError(("architectures", index), "unsupported_cache", sentence)
         both_ways = self.text.get("use_bidirectional_attention") in (True, "all")

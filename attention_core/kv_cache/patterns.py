@@ -80,7 +80,7 @@ REPEATED = (
 )  # Griffin's lists: shorter than the model, its attention over a window
 
 # Families whose layers alternate even where the config does not say so: full attention where (i + 1) % period is 0
-PERIODS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4}
+PERIODS = {"gemma2": 2, "gpt_oss": 2, "vaultgemma": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "olmo3": 4}
 
 
 def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
@@ -245,7 +245,10 @@ def _window(text: Fields, family: str, count: int, assume: Callable[[str], None]
             return (FULL,) * count
         first = text.need("max_window_layers", at_least=0)
         return [FULL if index < first else SLIDING for index in range(count)]
-    return None if text.count("sliding_window") is None else (SLIDING,) * count
+    if text.count("sliding_window") is None:
+        return None
+    assume("a sliding_window and no layer pattern: every layer slides")
+    return (SLIDING,) * count
 
 
 def _known(text: Fields, name: str, entries: Sequence[object], kinds: Mapping[str, str]) -> list[str]:

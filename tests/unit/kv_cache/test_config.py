@@ -1119,3 +1119,54 @@ def test_gemma_4_has_other_kv_heads_only_where_k_serves_as_v(shared_k_and_v, kv_
     assert (sliding.kv_heads, sliding.k_dim) == (3, 7)
     assert (full.kv_heads, full.k_dim, full.v_dim) == (kv_heads, 17, 17)
     assert refused(without(config, "global_head_dim")) == (("global_head_dim",), "missing_field")
+
+
+def test_a_long_name_of_an_architecture_is_read_in_a_moment():
+    started = time.monotonic()
+    assert read_config(llama(architectures=["For" * 300_000])).layers
+    assert time.monotonic() - started < 1
+
+
+def test_a_list_of_kv_heads_says_more_than_one_number():
+    config = llama(num_key_value_heads=3, num_key_value_heads_per_layer=[3, 3, 2, 1, 6])
+    assert [layer.kv_heads for layer in read_config(config).layers] == [3, 3, 2, 1, 6]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "RefinedWebModel", "multi_query": True},
+        {"model_type": "gpt_refact", "multi_query": True},
+        {"model_type": "hf_olmo", "multi_query_attention": True},
+        {"model_type": "gpt2", "attention_head_type": "multiquery"},
+    ],
+)
+def test_multi_query_switches_of_other_families_mean_one_kv_head(fields):
+    assert only(without(LLAMA, "num_key_value_heads") | fields).kv_heads == 1
+
+
+@pytest.mark.parametrize("name", ["n_head_kv", "num_multi_query_heads"])
+def test_old_names_of_kv_heads_are_read(name):
+    assert only(without(LLAMA, "num_key_value_heads") | {"model_type": "x", name: 2}).kv_heads == 2
+
+
+@pytest.mark.parametrize("kv_heads", [4, 12])
+def test_kv_heads_that_do_not_divide_the_heads_are_refused(kv_heads):
+    assert refused(llama(num_key_value_heads=kv_heads)) == (("num_key_value_heads",), "not_divisible")
+
+
+def test_a_switch_turns_latent_attention_off():
+    latent = {"kv_lora_rank": 11, "qk_rope_head_dim": 3, "qk_nope_head_dim": 5, "v_head_dim": 7}
+    assert only(llama(**latent)).latent is not None
+    assert only(llama(**latent, use_mla=False)).latent is None
+
+
+def test_a_window_that_stands_by_itself_is_told():
+    told = "a sliding_window and no layer pattern: every layer slides"
+    assert told in read_config(llama(model_type="mistral", sliding_window=11)).assumptions
+    assert told not in read_config(llama(model_type="gemma2", sliding_window=11)).assumptions
+
+
+@pytest.mark.parametrize(("family", "expected"), [("olmo3", "SSSFS"), ("vaultgemma", "SFSFS")])
+def test_families_alternate_where_the_config_does_not_say_so(family, expected):
+    assert kinds(llama(model_type=family, sliding_window=11)) == expected
