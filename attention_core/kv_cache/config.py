@@ -104,9 +104,9 @@ LATENT = frozenset(
         "youtu",
     }
 )
-# Families whose cache does not follow from fields that would give it away
+# Families whose cache does not follow from fields that would give it away (dots3_note: index keys in float32)
 UNMODELLED = re.compile(
-    r"xlstm|rwkv|cpmant|reformer|xlnet|retnet|hgrn|delta_?net|hyena|linear_attn|(^|_)(gla|gsa|abc|lightnet|rodimus)(_|$)"
+    r"xlstm|rwkv|cpmant|dots3_note|reformer|xlnet|retnet|hgrn|delta_?net|hyena|linear_attn|(^|_)(gla|gsa|abc|lightnet|rodimus)(_|$)"
 )
 # Models that read a text whole and write none
 ENCODERS = re.compile(r"For(MaskedLM|PreTraining|\w+Classification|QuestionAnswering|MultipleChoice)$")

@@ -1069,7 +1069,18 @@ def test_a_list_with_repetitions_that_does_not_fit_is_refused(types, code):
 
 @pytest.mark.parametrize(
     "family",
-    ["rwkv", "rwkv7", "retnet", "gla", "hgrn2", "gated_deltanet", "delta_net", "xlstm", "linear_attn"],
+    [
+        "rwkv",
+        "rwkv7",
+        "retnet",
+        "gla",
+        "hgrn2",
+        "gated_deltanet",
+        "delta_net",
+        "xlstm",
+        "linear_attn",
+        "dots3_note_text",
+    ],
 )
 def test_recurrent_families_that_are_not_modelled_are_refused_by_name(family):
     assert refused({"model_type": family, "num_hidden_layers": 5}) == (("model_type",), "unsupported_cache")
