@@ -11,6 +11,8 @@ from tests.real_cache import real_cache
 
 BATCH, TOKENS, ENCODER_TOKENS = 2, 19, 23
 PLAIN = {"vocab_size": 29, "hidden_size": 60, "intermediate_size": 31, "num_hidden_layers": 3}
+# Of four layers: of three, one in two and one in three would be full alike
+FOUR = {"num_hidden_layers": 4, "sliding_window": 7}
 GROUPED = PLAIN | {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 14}
 EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 17}
 LATENT = PLAIN | {
@@ -62,8 +64,8 @@ TINY: dict[str, dict[str, Any]] = {
     "mla with indexer": LATENT
     | {"model_type": "deepseek_v32", "index_head_dim": 34, "index_n_heads": 2, "index_topk": 5},
     "sliding": GROUPED | {"model_type": "mistral", "sliding_window": 7},
-    "alternating": GROUPED | {"model_type": "gemma2", "sliding_window": 7},
-    "alternating, with sinks": GROUPED | EXPERTS | {"model_type": "gpt_oss", "sliding_window": 7},
+    "alternating": GROUPED | FOUR | {"model_type": "gemma2"},
+    "alternating, with sinks": GROUPED | EXPERTS | FOUR | {"model_type": "gpt_oss"},
     "one of six full": GROUPED | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 7},
     "wider full layers, shared": GROUPED
     | {
