@@ -82,9 +82,33 @@ SEQ2SEQ = frozenset(
 INDEXERS = {"full": True, "F": True, "shared": False, "S": False}
 # Families whose sliding layers have KV heads of their own, which the config must name
 OWN_SLIDING_HEADS = frozenset({"mimo_v2_flash"})
-# Families whose cache does not follow from fields that would give it away
+# Families that keep a latent, unless `use_mla` is false: without its rank their heads would be counted, many times
+# too much
+LATENT = frozenset(
+    {
+        "axk1",
+        "axk2",
+        "bailing_hybrid",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "hy_v4",
+        "hy_v4_vl",
+        "kimi_k2",
+        "kimi_k25",
+        "kimi_linear",
+        "longcat_flash",
+        "minicpm3",
+        "mistral4",
+        "sarvam_mla",
+        "youtu",
+    }
+)
+# Families whose cache does not follow from fields that would give it away (dots3_note: index keys in float32)
 UNMODELLED = re.compile(
-    r"xlstm|rwkv|cpmant|reformer|xlnet|retnet|hgrn|delta_?net|hyena|linear_attn|(^|_)(gla|gsa|abc|lightnet|rodimus)(_|$)"
+    r"xlstm|rwkv|cpmant|dots3_note|reformer|xlnet|retnet|hgrn|delta_?net|hyena|linear_attn|(^|_)(gla|gsa|abc|lightnet|rodimus)(_|$)"
 )
 # Models that read a text whole and write none
 ENCODERS = (
@@ -241,6 +265,8 @@ class _Reader:
         if latent and (rank := text.count("kv_lora_rank")) is not None:
             row = self._latent(text, heads, rank, kind, index, count)
             return of_kind(row, FULL if kind == INDEXED else kind, window)
+        if latent and self.family in LATENT:
+            raise text.missing("kv_lora_rank")
         special = {SLIDING: SLIDING_FIELDS, FULL: self._full_fields(text)}.get(kind, {})
         heads = text.count(*special.get("heads", ())) or heads
         kv_heads = text.count(*special.get("kv_heads", ())) or self._kv_heads(text, heads, index, count)

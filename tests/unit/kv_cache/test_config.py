@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_core.kv_cache import CacheInputError, Layer, find_preset, kv_cache, read_config
+from attention_core.kv_cache.config import LATENT
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -359,6 +360,17 @@ def test_a_latent_rank_overrides_head_dim_and_kv_heads():
 def test_a_latent_rank_without_its_rotary_part_is_refused():
     assert refused(without(MLA, "qk_rope_head_dim")) == (("qk_rope_head_dim",), "missing_field")
     assert refused(MLA | {"kv_lora_rank": 0}) == (("kv_lora_rank",), "out_of_range")
+
+
+@pytest.mark.parametrize("family", sorted(LATENT))
+def test_a_latent_family_without_its_rank_is_refused_and_not_counted_by_its_heads(family):
+    assert refused(llama(model_type=family)) == (("kv_lora_rank",), "missing_field")
+
+
+def test_a_latent_family_that_says_it_keeps_no_latent_is_read_by_its_heads():
+    # as DeepSeek-OCR does: its own code then takes ordinary attention
+    model = read_config(llama(model_type="deepseek_v2", use_mla=False, kv_lora_rank=None))
+    assert model.layers == read_config(LLAMA).layers
 
 
 def test_an_indexer_is_read():
@@ -1057,7 +1069,18 @@ def test_a_list_with_repetitions_that_does_not_fit_is_refused(types, code):
 
 @pytest.mark.parametrize(
     "family",
-    ["rwkv", "rwkv7", "retnet", "gla", "hgrn2", "gated_deltanet", "delta_net", "xlstm", "linear_attn"],
+    [
+        "rwkv",
+        "rwkv7",
+        "retnet",
+        "gla",
+        "hgrn2",
+        "gated_deltanet",
+        "delta_net",
+        "xlstm",
+        "linear_attn",
+        "dots3_note_text",
+    ],
 )
 def test_recurrent_families_that_are_not_modelled_are_refused_by_name(family):
     assert refused({"model_type": family, "num_hidden_layers": 5}) == (("model_type",), "unsupported_cache")

@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attention_core.kv_cache import (
+    CacheInputError,
     CacheModel,
     Layer,
     Preset,
@@ -141,7 +143,8 @@ def test_a_family_without_preset_has_the_bytes_of_its_default_model(name: str) -
     config = AutoConfig.for_model(kind).to_dict()
     model = read_config(config)
     assert family(config) == name
-    assert calculated(model, 37, "hf") == measured(config, model, 37)
+    tokens = past_the_window(model, at_most=10**6)
+    assert calculated(model, tokens, "hf") == measured(config, model, tokens)
     assert not any("not compared" in warning for warning in model.warnings)
 
 
@@ -150,3 +153,71 @@ def test_a_type_that_was_never_compared_is_told() -> None:
     told = "model_type nobody_knows: read by its fields, not compared with a real cache"
     assert told in read_config(config).warnings
     assert told not in read_config(config | {"model_type": "llama"}).warnings
+
+
+# --- fail closed ---
+
+WRITERS = sorted(
+    {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+)
+COMPARED = frozenset(FAMILIES["measured"] + FAMILIES["derived"])
+NO_DEFAULT = frozenset({"gemma4_assistant"})  # its class has no default config that it accepts itself
+
+
+@pytest.mark.parametrize("name", sorted({*WRITERS} - COMPARED - NO_DEFAULT))
+def test_a_type_of_transformers_is_compared_or_told_or_refused(name: str) -> None:
+    config = AutoConfig.for_model(name)
+    try:
+        model = read_config(config.to_dict())
+    except CacheInputError:
+        return
+    text = config.get_text_config(decoder=True).model_type  # as transformers itself finds it
+    names = {text, text.removesuffix("_text")}
+    told = [warning for warning in model.warnings if warning.endswith("not compared with a real cache")]
+    if names & COMPARED:
+        assert not told
+    else:
+        (warning,) = told
+        assert warning.removeprefix("model_type ").partition(":")[0] in names
+
+
+def test_of_the_types_outside_the_list_many_are_refused_many_told_and_many_compared_by_their_text_model() -> (
+    None
+):
+    outcomes: dict[str, int] = defaultdict(int)
+    for name in {*WRITERS} - COMPARED - NO_DEFAULT:
+        try:
+            model = read_config(AutoConfig.for_model(name).to_dict())
+        except CacheInputError:
+            outcomes["refused"] += 1
+        else:
+            outcomes["told" if any("not compared" in w for w in model.warnings) else "compared"] += 1
+    assert all(outcomes[outcome] >= 20 for outcome in ("refused", "told", "compared"))
+
+
+# --- where transformers does otherwise than the config says ---
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("nemotron_h", "mamba_ssm_cache_dtype"),
+        ("qwen3_next", "mamba_ssm_dtype"),
+        ("qwen3_5_text", "mamba_ssm_dtype"),
+    ],
+)
+def test_a_state_in_bfloat16_is_kept_in_float32_by_transformers_and_this_is_told(
+    name: str, field: str
+) -> None:
+    config = AutoConfig.for_model(name).to_dict() | {field: "bfloat16"}
+    model = read_config(config)
+    states = sum(layer.state.elements for layer in model.layers if layer.state)
+    assert states > 0
+    assert measured(config, model, 37) - calculated(model, 37, "hf") == states * (4 - 2)
+    told = "hf: transformers keeps recurrent states in float32, whatever the config says"
+    assert told in kv_cache(model, tokens=37, dtype="bfloat16", engine="hf").warnings

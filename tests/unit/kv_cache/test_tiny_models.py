@@ -1,4 +1,4 @@
-"""A tiny model of each kind of cache, run for real on the CPU: its tensors, in float32 and for a batch of two."""
+"""A tiny model of each kind of cache, run for real on the CPU: its tensors, in two types and for a batch of two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tests.real_cache import real_cache
 
 BATCH, TOKENS, ENCODER_TOKENS = 2, 19, 23
 PLAIN = {"vocab_size": 29, "hidden_size": 60, "intermediate_size": 31, "num_hidden_layers": 3}
+# Of four layers: of three, one in two and one in three would be full alike
+FOUR = {"num_hidden_layers": 4, "sliding_window": 7}
 GROUPED = PLAIN | {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 14}
 EXPERTS = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 17}
 LATENT = PLAIN | {
@@ -62,7 +64,8 @@ TINY: dict[str, dict[str, Any]] = {
     "mla with indexer": LATENT
     | {"model_type": "deepseek_v32", "index_head_dim": 34, "index_n_heads": 2, "index_topk": 5},
     "sliding": GROUPED | {"model_type": "mistral", "sliding_window": 7},
-    "alternating": GROUPED | {"model_type": "gemma2", "sliding_window": 7},
+    "alternating": GROUPED | FOUR | {"model_type": "gemma2"},
+    "alternating, with sinks": GROUPED | EXPERTS | FOUR | {"model_type": "gpt_oss"},
     "one of six full": GROUPED | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 7},
     "wider full layers, shared": GROUPED
     | {
@@ -74,6 +77,18 @@ TINY: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "vocab_size_per_layer_input": 29,
         "hidden_size_per_layer_input": 8,
+    },
+    "shared": GROUPED
+    | {
+        "model_type": "gemma3n_text",
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": 29,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 5,
+        "altup_num_inputs": 2,
     },
     "chunked": GROUPED
     | {"model_type": "llama4_text", "num_hidden_layers": 5, "attention_chunk_size": 7, **EXPERTS},
@@ -102,6 +117,34 @@ TINY: dict[str, dict[str, Any]] = {
     "attention among mamba2": GROUPED
     | MAMBA2
     | {"model_type": "bamba", "attn_layer_indices": [1], "head_dim": None},
+    "attention among mamba2, by letters": GROUPED
+    | EXPERTS
+    | {
+        "model_type": "nemotron_h",
+        "num_hidden_layers": 4,
+        "hybrid_override_pattern": "M*-M",
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 20,
+        "n_groups": 2,
+        "ssm_state_size": 7,
+        "conv_kernel": 3,
+    },
+    "attention beside mamba2 in some layers": PLAIN
+    | {
+        "model_type": "zamba2",
+        "num_hidden_layers": 5,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "mamba_d_state": 7,
+        "mamba_d_conv": 3,
+        "mamba_expand": 2,
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 6,
+        "mamba_headdim": 20,
+        "num_mem_blocks": 1,
+        "adapter_rank": 5,
+        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "mamba"],
+    },
     "gated DeltaNet": GROUPED | DELTA | EXPERTS | {"model_type": "qwen3_next", "full_attention_interval": 2},
     "kimi delta attention": LATENT
     | {
@@ -127,6 +170,20 @@ TINY: dict[str, dict[str, Any]] = {
     | EXPERTS
     | {"model_type": "minimax", "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "encoder-decoder": ENCODER_DECODER | {"model_type": "bart", "max_position_embeddings": 101},
+    "cross-attention to an image": {
+        "model_type": "mllama",
+        "text_config": GROUPED
+        | {
+            "model_type": "mllama_text_model",
+            "num_hidden_layers": 5,
+            "cross_attention_layers": [1, 3],
+            "head_dim": 10,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        "vision_config": {"model_type": "mllama_vision_model", "hidden_size": 24, "attention_heads": 2},
+    },
     "speech": ENCODER_DECODER
     | {
         "model_type": "whisper",
@@ -146,13 +203,12 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TINY)
-def test_a_tiny_model_keeps_what_is_calculated(name: str) -> None:
+def test_a_tiny_model_keeps_what_is_calculated(name: str, dtype: str) -> None:
     config = {key: value for key, value in TINY[name].items() if value is not None}
     model = read_config(config)
     encoder = ENCODER_TOKENS if any(layer.kind == "cross_attention" for layer in model.layers) else None
-    real = real_cache(
-        config, tokens=TOKENS, batch=BATCH, dtype="float32", encoder_tokens=encoder, device="cpu"
-    )
-    report = kv_cache(model, tokens=TOKENS, batch=BATCH, encoder_tokens=encoder, dtype="float32", engine="hf")
+    real = real_cache(config, tokens=TOKENS, batch=BATCH, dtype=dtype, encoder_tokens=encoder, device="cpu")
+    report = kv_cache(model, tokens=TOKENS, batch=BATCH, encoder_tokens=encoder, dtype=dtype, engine="hf")
     assert report.sizes[0].batch_bytes == real.bytes
