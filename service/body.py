@@ -104,8 +104,9 @@ def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places
     try:
         member = bare.body.model_validate_json(raw)
     except ValidationError:
+        whole = _parsed(model, raw)  # what is wrong with the body itself is told first
         if not said:
-            return _parsed(model, raw)
+            return whole
         faults = [
             FieldError(pointer_of([name]), "incompatible_options", "The body says this itself.")
             for name in said

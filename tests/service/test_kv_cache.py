@@ -500,6 +500,18 @@ def test_malformed_bodies_are_refused_as_everywhere(client: FlaskClient) -> None
     assert client.post("/v1/kv-cache", data=b"{}", content_type="text/plain").status_code == 415
 
 
+def test_what_is_wrong_with_a_body_is_told_before_what_stands_in_the_url(client: FlaskClient) -> None:
+    def answer(raw: bytes) -> TestResponse:
+        return client.post("/v1/kv-cache?tokens=5", data=raw, content_type="application/json")
+
+    for raw in (b"{bad", b'{"model_type":"llama",', b""):
+        assert answer(raw).status_code == 400
+    response = answer(b'{"hidden_size":64}')
+    assert response.status_code == 422
+    assert "incompatible_options" not in {code for _, code in faults(response)}
+    assert faults(answer(b'{"model":"llama-2-7b"}')) == [("/tokens", "incompatible_options")]
+
+
 # What published configs say, some values exchanged for others
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=9),
