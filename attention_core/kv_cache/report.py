@@ -243,7 +243,7 @@ def kv_cache(
     state_dtype           of recurrent states; None for what the model asks for, else float32
     tensor_parallel       ranks over which heads are divided
     page_size             rows of a page, to which every sequence's rows are rounded up
-    memory_budget_bytes   or `gpu`: what is there for the cache on one rank
+    memory_budget_bytes   or `gpu`: what is there for the cache on one rank; with both, the smaller
 
     Llama 2 7B in float16: 32 layers × 32 KV heads × (128 + 128) × 2 bytes = 524,288 bytes a token, and 2 GiB
     at 4,096 tokens.
@@ -288,7 +288,7 @@ def kv_cache(
         sizes=sizes,
         groups=groups,
         compare=_compare(model, ideal, notes),
-        max_tokens=_max_tokens(model, cache, batch, shared_prefix_tokens, memory_budget_bytes, capacity),
+        max_tokens=_max_tokens(model, cache, batch, shared_prefix_tokens, capacity),
         capacity=capacity,
         assumptions=tuple(notes.assumptions),
         warnings=tuple(notes.warnings),
@@ -509,12 +509,11 @@ def _max_tokens(
     cache: Cache,
     batch: int,
     prefix: int,
-    budget: int | None,
     capacity: Capacity | None,
 ) -> MaxTokens | None:
     if capacity is None:
         return None
-    longest = cache.most_tokens(capacity.kv_budget_bytes if budget is None else budget, batch, prefix)
+    longest = cache.most_tokens(capacity.kv_budget_bytes, batch, prefix)
     if model.max_tokens is None:
         return MaxTokens(longest, None)
     return MaxTokens(longest, model.max_tokens if longest is None else min(longest, model.max_tokens))
@@ -529,7 +528,9 @@ def _capacity(
     gpu: Gpu | None,
     notes: _Notes,
 ) -> Capacity | None:
-    """Of a GPU, else of a budget as it is."""
+    """Of a GPU, of a budget, or of a GPU of which no more than the budget may be used."""
+    if budget is not None:
+        _whole(budget, "memory_budget_bytes", at_least=0)
     if gpu is not None:
         terms = gpu.terms
         left = sum(term.bytes for term in terms)
@@ -537,8 +538,11 @@ def _capacity(
             notes.warnings.append(
                 f"gpu: {-left:,} bytes too few for the weights and the rest; nothing is left"
             )
+        if budget is not None and budget < left:
+            terms = (*terms, Term("above the memory budget", budget - left))
+            left = budget
     elif budget is not None:
-        left = _whole(budget, "memory_budget_bytes", at_least=0)
+        left = budget
         terms = (Term("memory_budget", left),)
     else:
         return None

@@ -69,7 +69,10 @@ class DimsRequest(Request):
 class EngineOptionsRequest(Request):
     """Settings of an engine that decide what it reserves."""
 
-    max_num_batched_tokens: Count | None = Field(None, description="vLLM's; 8192 where absent.")
+    max_num_batched_tokens: Count | None = Field(
+        None,
+        description="vLLM's, in one step; 8192 where absent. Since 0.26 two are in flight: give twice its own.",
+    )
     ubatch: Count | None = Field(None, description="llama.cpp's; 512 where absent.")
     parallel_slots: Count | None = Field(
         None, description="llama.cpp's sequences over one cache; 1 where absent."
@@ -149,7 +152,10 @@ class KvCacheRequest(Request):
     memory_budget_bytes: Bytes | None = Field(
         None, description="For the cache, on a rank: how long can sequences be, and how many fit?"
     )
-    gpu: GpuRequest | None = Field(None, description="Does it fit, and what is left for the cache?")
+    gpu: GpuRequest | None = Field(
+        None,
+        description="Does it fit, and what is left for the cache? No more than the budget, if both are given.",
+    )
     detail: Literal["summary", "layers"] = Field("summary", description="`layers` lists every layer besides.")
     compare_models: Annotated[list[Name], Field(min_length=1, max_length=MOST_COMPARED)] | None = Field(
         None, description="Presets to answer the same request for."

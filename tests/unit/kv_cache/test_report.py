@@ -473,3 +473,13 @@ def test_bytes_of_plain_elements_are_those_of_pytorch():
 def test_a_share_of_a_memory_is_rounded_down():
     # 0.9 × 11 = 9.9
     assert capacity(gpu=Gpu(11)).kv_budget_bytes == 9
+
+
+@pytest.mark.parametrize(("budget", "left"), [(10**6, 10**6), (10**9, 9 * 10**6)])
+def test_a_budget_and_a_gpu_together_leave_the_smaller(budget, left):
+    model = CacheModel((Layer(heads=4, kv_heads=2, k_dim=5, v_dim=7),), dtype="bfloat16")
+    report = kv_cache(model, tokens=1, memory_budget_bytes=budget, gpu=Gpu(10**7))
+    assert report.capacity is not None
+    assert report.max_tokens is not None
+    assert report.capacity.kv_budget_bytes == left == sum(term.bytes for term in report.capacity.terms)
+    assert report.max_tokens.per_sequence == report.capacity.max_sequences[0] == left // (2 * 12 * 2)
