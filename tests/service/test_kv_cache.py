@@ -273,7 +273,9 @@ def test_a_get_answers_as_the_same_post_with_every_option(client: FlaskClient) -
     posted = post(client, {**EVERY_OPTION, **ONE_RANK, "model": "gpt2"})
     asked = read(client.get("/v1/kv-cache", query_string={**IN_URL, **ONE_RANK, "model": "gpt2"}))
     assert asked == posted
-    assert asked["capacity"]["kv_budget_bytes"] == 7_500_000 - 10**5 - 11
+    terms = {term["name"]: term["bytes"] for term in asked["capacity"]["terms"]}
+    assert (terms["not used"], terms["weights"], terms["overhead"]) == (-2_500_000, -(10**5), -11)
+    assert asked["capacity"]["kv_budget_bytes"] == 10**6  # the budget, smaller than what the GPU has left
 
 
 def test_every_parameter_is_read_to_where_it_belongs(client: FlaskClient) -> None:
