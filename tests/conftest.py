@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from pydantic import BaseModel
+from werkzeug.test import TestResponse
 
 from service.app import create_app
 from service.engine import Engine
@@ -20,6 +24,18 @@ hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machi
 hypothesis.settings.load_profile("unhurried")
 
 MakeApp = Callable[..., Flask]
+
+
+def read_strictly(response: TestResponse, schema: type[BaseModel]) -> Any:
+    """The answer, parsed strictly and checked against the schema that is published for it."""
+    assert response.status_code == 200, response.text
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    answer = json.loads(response.data, parse_constant=refuse)
+    schema.model_validate_json(response.data, strict=True)
+    return answer
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:

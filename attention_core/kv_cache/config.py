@@ -26,7 +26,7 @@ from attention_core.kv_cache.layers import (
     Layer,
     latent_layer,
     of_kind,
-    positive,
+    whole,
 )
 from attention_core.kv_cache.patterns import (
     INDEXED,
@@ -339,7 +339,7 @@ class _Reader:
         if not isinstance(text.values[name], list | tuple):
             return text.need(name)
         entries = text.items(name, count) or ()
-        return positive(entries[index], *text.place, name, index, at_least=0)
+        return whole(entries[index], *text.place, name, index, at_least=0)
 
     def _kv_heads(self, text: Fields, heads: int, index: int, count: int) -> int:
         if self.family in ("falcon", "gpt_bigcode") and not text.flag("new_decoder_architecture"):

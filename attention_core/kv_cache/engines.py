@@ -14,7 +14,7 @@ the engine's maximum length. Sources: vLLM's v1 cache specs, llama.cpp's unified
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attention_core.kv_cache.layers import CHUNKED, CROSS, Layer, State, positive
+from attention_core.kv_cache.layers import CHUNKED, CROSS, Layer, State, whole
 
 EngineName = Literal["ideal", "vllm", "llama.cpp", "hf", "no-swa"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
@@ -41,7 +41,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "ubatch", "parallel_slots"):
             if getattr(self, name) is not None:
-                positive(getattr(self, name), "engine_options", name)
+                whole(getattr(self, name), "engine_options", name)
 
 
 DEFAULT_OPTIONS = EngineOptions()

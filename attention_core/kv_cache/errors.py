@@ -7,7 +7,7 @@ from collections.abc import Iterable
 class CacheInputError(ValueError):
     """A field cannot be used: `place` says which (its keys and indices, from outside in), `code` why, in a word.
 
-    A place within a config is relative to the config; every other is relative to the arguments of `kv_cache`.
+    A place is relative to what was read: a config, `Dims`, or else the arguments of `kv_cache`.
     """
 
     def __init__(self, place: tuple[str | int, ...], code: str, sentence: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from attention_core.kv_cache.errors import CacheInputError
-from attention_core.kv_cache.layers import positive
+from attention_core.kv_cache.layers import whole
 
 Place = tuple[str | int, ...]
 
@@ -29,7 +29,7 @@ class Fields:
     def count(self, *names: str, at_least: int = 1) -> int | None:
         """A whole number, None where absent."""
         name = self.name(*names)
-        return None if name is None else positive(self.values[name], *self.place, name, at_least=at_least)
+        return None if name is None else whole(self.values[name], *self.place, name, at_least=at_least)
 
     def need(self, *names: str, at_least: int = 1) -> int:
         """A whole number that must be there."""
@@ -77,7 +77,7 @@ class Fields:
             raise self.fault(name, "wrong_type", f"{name} must be a list")
         for index, entry in enumerate(value):
             place = (*self.place, name, index)
-            if positive(entry, *place, at_least=first) >= first + count:
+            if whole(entry, *place, at_least=first) >= first + count:
                 raise CacheInputError(place, "out_of_range", f"There are {count} layers")
         return frozenset(value)
 

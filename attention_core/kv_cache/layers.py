@@ -177,13 +177,13 @@ class Dims:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "kv_heads", "head_dim"):
-            positive(getattr(self, name), name)
+            whole(getattr(self, name), name)
         for name in ("v_head_dim", "hidden_size", "window"):
             if getattr(self, name) is not None:
-                positive(getattr(self, name), name)
+                whole(getattr(self, name), name)
         if self.mla is not None:
-            positive(self.mla.kv_lora_rank, "mla", "kv_lora_rank")
-            positive(self.mla.qk_rope_head_dim, "mla", "qk_rope_head_dim")
+            whole(self.mla.kv_lora_rank, "mla", "kv_lora_rank")
+            whole(self.mla.qk_rope_head_dim, "mla", "qk_rope_head_dim")
         if self.layers > MAX_LAYERS:
             raise CacheInputError(("layers",), "out_of_range", f"At most {MAX_LAYERS:,} layers")
         if self.heads % self.kv_heads:
@@ -268,16 +268,16 @@ def of_kind(row: Layer, kind: str, window: int | None) -> Layer:
     return replace(row, kind=kind, window=None if kind == FULL else window)
 
 
-def positive(value: object, *place: str | int, at_least: int = 1) -> int:
-    """`value` itself, if it is a whole number from `at_least` to 1,000,000,000; a bool is not a number here.
+def whole(value: object, *place: str | int, at_least: int = 1, at_most: int = MAX_COUNT) -> int:
+    """`value` itself, if it is a whole number from `at_least` to `at_most`; a bool is not a number here.
 
     Raises CacheInputError at `place`.
     """
     name = next(part for part in reversed(place) if isinstance(part, str))
     if isinstance(value, bool) or not isinstance(value, int):
         raise CacheInputError(place, "wrong_type", f"{name} must be a whole number")
-    if not at_least <= value <= MAX_COUNT:
-        sentence = f"{name} must be {at_least} to {MAX_COUNT:,}"
+    if not at_least <= value <= at_most:
+        sentence = f"{name} must be {at_least} to {at_most:,}"
         raise CacheInputError(place, "out_of_range", sentence)
     return value
 

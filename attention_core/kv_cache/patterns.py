@@ -44,10 +44,10 @@ def layer_kinds(text: Fields, family: str, count: int, assume: Callable[[str], N
         return (WHOLE_MODELS[family],) * count
     for source in (
         _layer_types,
-        _repeated_types,
+        _attention_types,
         _attention_layers,
         _linear_attention_config,
-        _attention_types,
+        _attn_type_list,
         _hybrid_layer_pattern,
         _chunks,
         _sliding_window_pattern,
@@ -94,7 +94,7 @@ def _layer_types(text: Fields, family: str, count: int, _: Callable[[str], None]
     return kinds
 
 
-def _repeated_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+def _attention_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
     """GPT-Neo: [[["global", "local"], 12]] are 24 layers."""
     parts = text.items("attention_types")
     if parts is None:
@@ -147,19 +147,13 @@ def _linear_attention_config(text: Fields, family: str, count: int, _: Callable[
     return [FULL if index + 1 in numbers else KDA for index in range(count)]
 
 
-def _attention_types(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
+def _attn_type_list(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
     """MiniMax: 1 attends, 0 is recurrent."""
-    entries = text.items("attn_type_list", count)
-    if entries is None:
-        return None
-    for index, entry in enumerate(entries):
-        if entry not in (0, 1):
-            raise text.fault("attn_type_list", "unknown_layer_kind", f"Entry {index} is neither 0 nor 1")
-    return [FULL if entry else LINEAR for entry in entries]
+    return _switches(text, "attn_type_list", count, on=FULL, off=LINEAR)
 
 
 def _hybrid_layer_pattern(text: Fields, family: str, count: int, _: Callable[[str], None]) -> Kinds | None:
-    return _switches(text, "hybrid_layer_pattern", count, SLIDING)
+    return _switches(text, "hybrid_layer_pattern", count, on=SLIDING)
 
 
 def _chunks(text: Fields, family: str, count: int, assume: Callable[[str], None]) -> Kinds | None:
@@ -167,7 +161,7 @@ def _chunks(text: Fields, family: str, count: int, assume: Callable[[str], None]
     if family != "llama4" or text.count("attention_chunk_size") is None:
         return None
     if text.get("no_rope_layers") != [] and (  # an empty list was the default of its first configs
-        kinds := _switches(text, "no_rope_layers", count, CHUNKED)
+        kinds := _switches(text, "no_rope_layers", count, on=CHUNKED)
     ):
         return kinds
     assume("no no_rope_layers: every 4th layer is full, the others are chunked")
@@ -264,12 +258,12 @@ def _every(period: int, count: int, others: str) -> Kinds:
     return [FULL if (index + 1) % period == 0 else others for index in range(count)]
 
 
-def _switches(text: Fields, name: str, count: int, on: str) -> Kinds | None:
-    """A list of 0 for full attention and 1 for `on`."""
+def _switches(text: Fields, name: str, count: int, *, on: str, off: str = FULL) -> Kinds | None:
+    """A list of 1 for layers of the kind `on` and 0 for those of the kind `off`."""
     entries = text.items(name, count)
     if entries is None:
         return None
     for index, entry in enumerate(entries):
         if entry not in (0, 1):
             raise text.fault(name, "unknown_layer_kind", f"Entry {index} is neither 0 nor 1")
-    return [on if entry else FULL for entry in entries]
+    return [on if entry else off for entry in entries]

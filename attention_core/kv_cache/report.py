@@ -16,7 +16,7 @@ from attention_core.kv_cache.layers import (
     Layer,
     alike,
     latent_layer,
-    positive,
+    whole,
 )
 from attention_core.kv_cache.size import Cache, Types
 from attention_core.kv_cache.vllm import VllmCapacity, vllm_capacity
@@ -146,9 +146,9 @@ class Gpu:
     overhead_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _whole(self.memory_bytes, "gpu", "memory_bytes")
-        _whole(self.weight_bytes, "gpu", "weight_bytes", at_least=0)
-        _whole(self.overhead_bytes, "gpu", "overhead_bytes", at_least=0)
+        whole(self.memory_bytes, "gpu", "memory_bytes", at_most=MAX_BYTES)
+        whole(self.weight_bytes, "gpu", "weight_bytes", at_least=0, at_most=MAX_BYTES)
+        whole(self.overhead_bytes, "gpu", "overhead_bytes", at_least=0, at_most=MAX_BYTES)
         if isinstance(self.utilization, bool) or not isinstance(self.utilization, int | float | Fraction):
             raise CacheInputError(("gpu", "utilization"), "wrong_type", "utilization must be a number")
         if not 0 < self.utilization <= 1:
@@ -256,10 +256,10 @@ def kv_cache(
             notes.warnings.append("include_mtp: the model has no multi-token-prediction layers")
         model = replace(model, layers=(*model.layers, *model.mtp_layers))
     counts = _resolve_tokens(model, tokens, shared_prefix_tokens, notes)
-    positive(batch, "batch")
-    positive(tensor_parallel, "tensor_parallel")
+    whole(batch, "batch")
+    whole(tensor_parallel, "tensor_parallel")
     if page_size is not None:
-        positive(page_size, "page_size")
+        whole(page_size, "page_size")
     base, source = _resolve_dtype(model, dtype, k_dtype, v_dtype, notes)
     types = _resolve_types(model, base, k_dtype, v_dtype, state_dtype, notes)
     laid_out = Engine.of(_engine_name(engine), page_size, engine_options)
@@ -270,7 +270,7 @@ def kv_cache(
         own = {"k_dtype": k_dtype, "v_dtype": v_dtype}[str(error.place[0])]
         raise CacheInputError(error.place if own else ("dtype",), error.code, str(error)) from None
     cache = replace(ideal, engine=laid_out, tensor_parallel=tensor_parallel)
-    _check_prefix(shared_prefix_tokens, counts, tokens)
+    _check_prefix(shared_prefix_tokens, counts)
     sizes = _sizes(cache, ideal, counts, batch, shared_prefix_tokens)
     capacity = _capacity(cache, sizes, batch, shared_prefix_tokens, memory_budget_bytes, gpu, notes)
     _warn(model, counts, cache, engine_options, page_size, notes)
@@ -299,24 +299,16 @@ def kv_cache(
 
 @dataclass
 class _Notes:
-    """What is told beside the numbers; nothing twice."""
+    """What is told beside the numbers."""
 
     assumptions: list[str]
     warnings: list[str]
 
 
-def _whole(value: object, *place: str | int, at_least: int = 1, at_most: int = MAX_BYTES) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CacheInputError(place, "wrong_type", f"{place[-1]} must be a whole number")
-    if not at_least <= value <= at_most:
-        raise CacheInputError(place, "out_of_range", f"{place[-1]} must be {at_least} to {at_most:,}")
-    return value
-
-
 def _resolve_tokens(
     model: CacheModel, tokens: int | Sequence[int] | None, prefix: int, notes: _Notes
 ) -> tuple[int, ...]:
-    _whole(prefix, "shared_prefix_tokens", at_least=0, at_most=MAX_TOKENS)
+    whole(prefix, "shared_prefix_tokens", at_least=0, at_most=MAX_TOKENS)
     if tokens is None:
         fewest = max(1, prefix)
         if model.max_tokens is None:
@@ -327,10 +319,10 @@ def _resolve_tokens(
             return (fewest,)
         return (fewest, model.max_tokens)
     if not isinstance(tokens, list | tuple | range):
-        return (_whole(tokens, "tokens", at_most=MAX_TOKENS),)
+        return (whole(tokens, "tokens", at_most=MAX_TOKENS),)
     if not tokens:
         raise CacheInputError(("tokens",), "out_of_range", "tokens must have at least one entry")
-    return tuple(_whole(count, "tokens", index, at_most=MAX_TOKENS) for index, count in enumerate(tokens))
+    return tuple(whole(count, "tokens", index, at_most=MAX_TOKENS) for index, count in enumerate(tokens))
 
 
 def _resolve_dtype(
@@ -376,7 +368,7 @@ def _resolve_types(
 def _resolve_encoder(model: CacheModel, encoder_tokens: int | None, notes: _Notes) -> int:
     has_cross = any(layer.kind == CROSS for layer in model.layers)
     if encoder_tokens is not None:
-        _whole(encoder_tokens, "encoder_tokens", at_most=MAX_TOKENS)
+        whole(encoder_tokens, "encoder_tokens", at_most=MAX_TOKENS)
         if not has_cross:
             notes.warnings.append("encoder_tokens: the model has no cross-attention")
         return encoder_tokens
@@ -396,7 +388,7 @@ def _engine_name(engine: str) -> EngineName:
     raise CacheInputError(("engine",), "unknown_option", f"engine must be one of {', '.join(ENGINES)}")
 
 
-def _check_prefix(prefix: int, counts: tuple[int, ...], tokens: int | Sequence[int] | None) -> None:
+def _check_prefix(prefix: int, counts: tuple[int, ...]) -> None:
     if any(prefix > count for count in counts):
         sentence = f"shared_prefix_tokens = {prefix:,} is more than the {min(counts):,} tokens of a sequence"
         raise CacheInputError(("shared_prefix_tokens",), "out_of_range", sentence)
@@ -530,7 +522,7 @@ def _capacity(
 ) -> Capacity | None:
     """Of a GPU, of a budget, or of a GPU of which no more than the budget may be used."""
     if budget is not None:
-        _whole(budget, "memory_budget_bytes", at_least=0)
+        whole(budget, "memory_budget_bytes", at_least=0, at_most=MAX_BYTES)
     if gpu is not None:
         terms = gpu.terms
         left = sum(term.bytes for term in terms)

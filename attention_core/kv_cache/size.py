@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attention_core.kv_cache.dtypes import DTYPES, LATENT_ONLY, Dtype, index_bytes, latent_bytes
 from attention_core.kv_cache.engines import Engine
@@ -100,10 +100,6 @@ class Cache:
         if one > budget:
             return 0
         return 1 + (budget - one) // each if each else None
-
-    def with_engine(self, engine: Engine) -> "Cache":
-        """The same layers in another engine."""
-        return replace(self, engine=engine)
 
     def _rows(self, layer: Layer, tokens: int, batch: int, prefix: int) -> int:
         """Rows of a whole batch: a shared prefix is kept once, in whole pages, as far as the window still sees it."""

@@ -407,9 +407,8 @@ class _Chart:
 
 def _budget(payload: Mapping[str, Any]) -> int | None:
     """Bytes for the cache on a rank: the request's, or what is left of its GPU."""
-    capacity = payload.get("capacity")
-    budget = capacity["kv_budget_bytes"] if capacity else payload["request"].get("memory_budget_bytes")
-    return budget if budget and budget > 0 else None
+    capacity = payload["capacity"]
+    return capacity["kv_budget_bytes"] or None if capacity else None
 
 
 def _overlap(one: Box, other: Box) -> bool:

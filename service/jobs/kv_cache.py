@@ -92,7 +92,7 @@ def _source(request: KvCacheRequest) -> tuple[Place, CacheModel]:
     try:
         return ("dims",), CacheModel.from_dims(_dims(request))
     except CacheInputError as error:
-        raise _refused(error, () if error.place[:1] == ("dims",) else ("dims",)) from None
+        raise _refused(error, ("dims",)) from None
 
 
 def _dims(request: KvCacheRequest) -> Dims:
@@ -138,13 +138,14 @@ def _report(request: KvCacheRequest, place: Place, model: CacheModel) -> CacheRe
 
 def _check_integers(request: KvCacheRequest, place: Place, report: CacheReport) -> None:
     """Refuse what most readers of JSON could not read: at the tokens that are too many, else at the model."""
+    if not _overflows(asdict(report)):
+        return
     detail = "The size would not fit into a 64-bit integer; ask for fewer tokens or sequences."
     for index, one in enumerate(report.sizes):
         if _overflows(asdict(one)) and not _overflows(report.bytes_per_token * request.batch):
             at: Place = ("tokens", index) if isinstance(request.tokens, list) else ("tokens",)
             raise InvalidRequestError.at(pointer_of(at), "out_of_range", detail)
-    if _overflows(asdict(report)):
-        raise InvalidRequestError.at(pointer_of(place), "out_of_range", detail)
+    raise InvalidRequestError.at(pointer_of(place), "out_of_range", detail)
 
 
 def _overflows(value: object) -> bool:

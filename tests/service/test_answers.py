@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -16,23 +15,14 @@ from service.schemas.attention import AttentionAnswer, TokenizeAnswer
 from service.schemas.coreference import CoreferenceAnswer
 from service.schemas.heads import HeadsAnswer
 from service.schemas.model import ModelAnswer
-from tests.conftest import MakeApp
+from tests.conftest import MakeApp, read_strictly
 from tests.tiny import HEADS, KV_HEADS, LAYERS, tiny_backbone
 
 TEXT = "the cat sat on the mat, it is"
 
 
 def post(client: FlaskClient, path: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
-    """The answer, parsed strictly and checked against the schema that is published for it."""
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    answer = json.loads(response.data, parse_constant=refuse)
-    schema.model_validate_json(response.data, strict=True)
-    return answer
+    return read_strictly(client.post(path, json=body), schema)
 
 
 def eager(ids: list[int]) -> np.ndarray:

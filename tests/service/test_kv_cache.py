@@ -27,7 +27,7 @@ from service.engine import Engine
 from service.formats.cache_chart import SCALES
 from service.schemas.kv_cache import KvCacheAnswer, PresetAnswer, PresetsAnswer
 from service.settings import Settings
-from tests.conftest import MakeApp, wait_until
+from tests.conftest import MakeApp, read_strictly, wait_until
 
 CASES = Path(__file__).parents[1] / "cases" / "kv"
 MODELS = json.loads((CASES / "models.json").read_text(encoding="utf-8"))
@@ -65,15 +65,7 @@ def client() -> Iterator[FlaskClient]:
 
 
 def read(response: TestResponse, schema: Any = KvCacheAnswer) -> Any:
-    """The answer, parsed strictly and checked against the schema that is published for it."""
-    assert response.status_code == 200, response.text
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    answer = json.loads(response.data, parse_constant=refuse)
-    schema.model_validate_json(response.data, strict=True)
-    return answer
+    return read_strictly(response, schema)
 
 
 def post(client: FlaskClient, body: Mapping[str, Any], query: Mapping[str, Any] | None = None) -> Any:
