@@ -26,7 +26,9 @@ ATTENTION = "attention_core"  # the name under which transformers knows our atte
 MAX_PADDED_TOKENS = 4096  # of one batch: its number of texts x its longest text
 Weighting = Literal["attention", "value_norm", "scores"]
 
-BLOCK_WEIGHTS = 1 << 24  # weights computed at once: 64 MiB in float32, whatever the text's length
+# Weights computed at once: 16 MiB in float32, whatever the text's length. The C library keeps blocks of this size when
+# they are freed; larger ones it gives back to the system, which hands out new pages, cleared, for each
+BLOCK_WEIGHTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +197,28 @@ class Read(Protocol):
         """As `AttentionReader.read`."""
 
 
+class Observer(Protocol):
+    """What travels with a forward call as the keyword `capture`."""
+
+    def observe(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        output_projection: Callable[[], Tensor],
+    ) -> None:
+        """Called in each layer before its attention is computed; may raise to stop the run.
+
+        query is [text, head, token, d], key and value are [text, kv head, token, d], output_projection gives W_O,
+        [hidden, head x d].
+        """
+
+
 @dataclass(slots=True)
 class _Capture:
-    """What one forward call wants: passed through transformers as the keyword `capture`."""
+    """What one forward call wants."""
 
     texts: Sequence[int]
     queries: Sequence[Sequence[int]]  # per text of the batch
@@ -208,29 +229,33 @@ class _Capture:
     block_weights: int
     layers_read: list[int] = field(default_factory=list)
 
-    def observe(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Compute this layer's wanted rows.
-
-        query is [text, head, token, d], key and value are [text, kv head, token, d].
-        """
-        layer = module.layer_idx
+    def observe(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        output_projection: Callable[[], Tensor],
+    ) -> None:
+        """Compute this layer's wanted rows and hand them out."""
+        if self.before_layer is not None:
+            self.before_layer(layer)
         heads = self.heads.get(layer)
         if heads is None:
             return
         group = query.shape[1] // key.shape[1]
         kv_heads = [head // group for head in heads]
-        query = query[:, list(heads)]  # [text, wanted head, token, d]
+        query = query[:, list(heads)] * scaling  # [text, wanted head, token, d]
         key = key[:, kv_heads]  # [text, wanted head, token, d]
         norms = None
         if self.weighting == "value_norm":
-            norms = _value_norms(
-                value[:, kv_heads], module.o_proj.weight, heads
-            )  # [text, wanted head, token]
+            norms = _value_norms(value[:, kv_heads], output_projection(), heads)  # [text, wanted head, token]
         longest = max(map(len, self.queries))
         step = max(1, self.block_weights // (len(self.texts) * len(heads) * key.shape[2]))
         for start in range(0, longest, step):
             block = [rows[start : start + step] for rows in self.queries]
-            weights = _weights(query, key, block, scaling, self.weighting, norms)
+            weights = _weights(query, key, block, self.weighting, norms)
             for place, rows in enumerate(block):
                 if len(rows):
                     part = weights[place, :, : len(rows), : rows[-1] + 1]
@@ -241,33 +266,47 @@ class _Capture:
 
 
 def _weights(
-    query: Tensor,
-    key: Tensor,
-    rows: Sequence[Sequence[int]],
-    scaling: float,
-    weighting: Weighting,
-    norms: Tensor | None,
+    query: Tensor, key: Tensor, rows: Sequence[Sequence[int]], weighting: Weighting, norms: Tensor | None
 ) -> Tensor:
-    """Weights [text, head, row, key] of the given rows; keys beyond the last row are left out."""
-    width = max(map(len, rows))
+    """Weights [text, head, row, key] of the given rows, from scaled queries; keys beyond the last row are left out."""
+    chosen, index = _chosen(query, rows)
     keys = max(row[-1] for row in rows if len(row)) + 1
-    index = torch.zeros(len(rows), width, dtype=torch.long)  # [text, row]; places without a row read row 0
-    for place, row in enumerate(rows):
-        index[place, : len(row)] = torch.as_tensor(row)
-    index = index.to(query.device)
-    chosen = query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3]))
     scores = chosen @ key[:, :, :keys].transpose(2, 3)  # [text, head, row, key]
-    scores *= scaling
     # At least float32 whatever the model's dtype, as transformers' eager attention does
     dtype = torch.promote_types(scores.dtype, torch.float32)
-    future = (torch.arange(keys, device=query.device) > index[:, :, None])[:, None]  # [text, 1, row, key]
+    first = int(index.min())  # no key up to here is in any row's future
+    future = (
+        torch.arange(first, keys, device=query.device) > index[:, :, None]
+    )  # [text, row, key from first on]
     if weighting == "scores":
-        return scores.to(dtype).masked_fill_(future, float("nan"))
-    weights = scores.masked_fill_(future, float("-inf")).softmax(-1, dtype=dtype)
+        scores = scores.to(dtype)
+    scores[..., first:].masked_fill_(future[:, None], float("nan" if weighting == "scores" else "-inf"))
+    if weighting == "scores":
+        return scores
+    weights = scores.softmax(-1, dtype=dtype)
     if norms is not None:
         weights *= norms[:, :, None, :keys].to(dtype)
         weights /= weights.sum(-1, keepdim=True)
     return weights
+
+
+def _chosen(query: Tensor, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """The queries of the given rows, [text, head, row, d], and their indices, [text or 1, row].
+
+    Texts with fewer rows than others have any others in the places left over.
+    """
+    width = max(map(len, rows))
+    longest = next(row for row in rows if len(row) == width)
+    first = longest[0]
+    if all(not len(row) or (row[0] == first and row[-1] == first + len(row) - 1) for row in rows):
+        return query[:, :, first : first + width], torch.arange(first, first + width, device=query.device)[
+            None
+        ]
+    index = torch.zeros(len(rows), width, dtype=torch.long)
+    for place, row in enumerate(rows):
+        index[place, : len(row)] = torch.as_tensor(row)
+    index = index.to(query.device)
+    return query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])), index
 
 
 def _value_norms(value: Tensor, output_projection: Tensor, heads: Sequence[int]) -> Tensor:
@@ -290,14 +329,12 @@ def _attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    capture: _Capture | None = None,
+    capture: Observer | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The fused kernel's output, with the wanted rows handed out on the way."""
     if capture is not None:
-        if capture.before_layer is not None:
-            capture.before_layer(module.layer_idx)
-        capture.observe(module, query, key, value, scaling)
+        capture.observe(module.layer_idx, query, key, value, scaling, lambda: module.o_proj.weight)
     output: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **options
     )

@@ -234,8 +234,10 @@ class _Watch:
 
     before_layer: Callable[[int], None] | None
 
-    def observe(self, *_: object) -> None:
+    def observe(self, layer: int, *_: object) -> None:
         """Nothing is wanted."""
+        if self.before_layer is not None:
+            self.before_layer(layer)
 
 
 # --- answers ------------------------------------------------------------------------------------------------

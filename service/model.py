@@ -14,6 +14,7 @@ from transformers import AutoModel
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.errors import OutOfRangeError
+from attention_core.packed import pack
 from service.schemas.attention import Input
 from service.settings import Settings, granted_cpus
 from service.texts import TextTokenizer, TokenizedText
@@ -74,7 +75,10 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
     backbone = AutoModel.from_pretrained(
         files.folder, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
     )
-    reader = AttentionReader(backbone.to(device).eval())
+    backbone.to(device).eval()
+    if pack(backbone):
+        _map_anew(backbone, files)
+    reader = AttentionReader(backbone)
     _warm_up(reader)
     provenance: dict[str, object] = {
         "requested": files.requested,
@@ -100,6 +104,18 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
         provenance,
         _output_matrix(backbone, files),
     )
+
+
+def _map_anew(backbone: Any, files: ModelFiles) -> None:
+    """Map what is left of the weights once more: the old mapping goes, and with it the pages of what was packed."""
+    left = dict(backbone.named_parameters())
+    for path in weight_files(files.folder, files.id):
+        with safe_open(path, framework="pt") as tensors:
+            stored = set(tensors.keys())
+            for name, parameter in left.items():
+                key = next((key for key in (name, f"model.{name}") if key in stored), None)
+                if key is not None and (found := tensors.get_tensor(key)).dtype == parameter.dtype:
+                    parameter.data = found
 
 
 def _output_matrix(backbone: Any, files: ModelFiles) -> Tensor | None:

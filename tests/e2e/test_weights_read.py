@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
 from attention_core.capture import AttentionReader, Rows
+from attention_core.packed import PackedLayer
 from attention_core.substitution import choose, continuation_log_probabilities, substitute
 from service.model import LoadedModel, assemble
 from service.weights import ModelFiles
@@ -63,11 +64,12 @@ def maps(reader: AttentionReader, sequences: list[list[int]]) -> list[torch.Tens
     return kept
 
 
-def test_all_336_heads_are_within_1e_5_of_eager_at_equal_shape(
-    model: LoadedModel, eager: Any, ids: list[list[int]]
+def test_with_default_kernels_all_336_heads_are_within_1e_5_of_eager_at_equal_shape(
+    files: ModelFiles, eager: Any, ids: list[list[int]]
 ) -> None:
+    plain = AttentionReader(AutoModel.from_pretrained(files.folder, dtype=torch.float32))
     for one in ids:
-        (captured,) = maps(model.reader, [one])
+        (captured,) = maps(plain, [one])
         assert (captured - eager_maps(eager, one)).abs().max() <= 1e-5
         assert (captured.sum(-1) - 1).abs().max() <= 1e-6
         assert captured.triu(1).count_nonzero() == 0
@@ -77,6 +79,7 @@ def test_single_and_batched_maps_are_as_exact_as_promised(
     model: LoadedModel, eager: Any, files: ModelFiles, ids: list[list[int]]
 ) -> None:
     """Within 2e-4 of eager, and no farther from the same model in float64 than 1.5 times eager's worst."""
+    assert isinstance(model.reader.backbone.layers[0], PackedLayer)
     exact = AttentionReader(AutoModel.from_pretrained(files.folder, dtype=torch.float64))
     worst = {"eager": 0.0, "single": 0.0, "batched": 0.0}
     batched = maps(model.reader, ids)

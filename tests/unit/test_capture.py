@@ -10,6 +10,7 @@ from transformers import MistralConfig, MistralModel
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
+from attention_core.packed import pack
 from tests.tiny import HEADS, KV_HEADS, LAYERS, tiny_backbone
 
 ALL = {layer: range(HEADS) for layer in range(LAYERS)}
@@ -43,9 +44,13 @@ def maps(reader: AttentionReader, sequences: list[list[int]], **options: object)
     return kept
 
 
-@pytest.fixture(scope="module")
-def reader() -> AttentionReader:
-    return AttentionReader(tiny_backbone())
+@pytest.fixture(scope="module", params=["plain", "packed"])
+def reader(request: pytest.FixtureRequest) -> AttentionReader:
+    """Over transformers' own layers, and over packed ones: what is read must be the same."""
+    backbone = tiny_backbone()
+    if request.param == "packed":
+        assert pack(backbone)
+    return AttentionReader(backbone)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +130,8 @@ def test_query_head_reads_its_own_group_of_keys(reader: AttentionReader) -> None
     ]
 
 
-def test_layers_above_the_last_one_needed_never_run(reader: AttentionReader) -> None:
+def test_layers_above_the_last_one_needed_never_run() -> None:
+    reader = AttentionReader(tiny_backbone())
     ran: list[str] = []
     layers = reader.backbone.layers
     hooks = [
