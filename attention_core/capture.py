@@ -109,16 +109,16 @@ class AttentionReader:
         weighting       what the rows hold: one of the three above
         before_layer    called with the layer's index before its attention is computed; may raise to stop the run
 
-        Raises UnsupportedModelError in training mode, ShapeError for an empty text or a `queries` of another length,
-        OutOfRangeError for an index outside the model or text. Source: Vaswani et al. 2017, eq. 1; value_norm:
-        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3. Differs from `output_attentions=True` in
-        holding one block at a time and in leaving the fused kernel in charge of the layer's own output.
+        Raises UnsupportedModelError in training mode, and as `check` does. Source: Vaswani et al. 2017, eq. 1;
+        value_norm: Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3. Differs from
+        `output_attentions=True` in holding one block at a time and in leaving the fused kernel in charge of the
+        layer's own output.
         """
         if self.backbone.training:
             raise UnsupportedModelError("the model is in training mode; call model.eval() first")
+        self.check(sequences, heads, queries)
         wanted = {layer: tuple(heads[layer]) for layer in sorted(heads) if len(heads[layer])}
         rows = [range(len(ids)) for ids in sequences] if queries is None else queries
-        self._validate(sequences, wanted, rows)
         if not wanted:
             return
         # What stands after the last row asked for cannot change it: the model is causal
@@ -140,24 +140,33 @@ class AttentionReader:
                     f"attention arrived from layers {capture.layers_read}, not {list(wanted)}"
                 )
 
-    def _validate(
+    def check(
         self,
         sequences: Sequence[Sequence[int]],
-        wanted: Mapping[int, Sequence[int]],
-        rows: Sequence[Sequence[int]],
+        heads: Mapping[int, Sequence[int]],
+        queries: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        if len(rows) != len(sequences):
-            raise ShapeError("queries", expected=f"one list per text ({len(sequences)})", got=len(rows))
-        for layer, heads in wanted.items():
-            check_indices("layer", [layer], self.layers)
-            check_indices("head", heads, self.heads)
+        """Raise what `read` would raise for these arguments, without running the model.
+
+        ShapeError for an empty text, a `queries` of another length or not ascending, OutOfRangeError for an index
+        outside the model or text.
+        """
+        if queries is not None and len(queries) != len(sequences):
+            raise ShapeError("queries", expected=f"one list per text ({len(sequences)})", got=len(queries))
+        for layer, of_layer in heads.items():
+            if len(of_layer):
+                check_indices("layer", [layer], self.layers)
+                check_indices("head", of_layer, self.heads)
         for text, ids in enumerate(sequences):
             if not len(ids):
                 raise ShapeError(f"sequences[{text}]", expected="at least one token", got="none")
             check_indices(f"sequences[{text}], token id", ids, self.vocabulary)
-            check_indices(f"queries[{text}]", rows[text], len(ids))
-            if any(a >= b for a, b in itertools.pairwise(rows[text])):
-                raise ShapeError(f"queries[{text}]", expected="ascending row indices", got=list(rows[text]))
+            if queries is not None:
+                check_indices(f"queries[{text}]", queries[text], len(ids))
+                if any(a >= b for a, b in itertools.pairwise(queries[text])):
+                    raise ShapeError(
+                        f"queries[{text}]", expected="ascending row indices", got=list(queries[text])
+                    )
 
 
 def check_indices(what: str, indices: Sequence[int], size: int) -> None:
@@ -246,8 +255,10 @@ class _Capture:
             return
         group = query.shape[1] // key.shape[1]
         kv_heads = [head // group for head in heads]
-        query = query[:, list(heads)] * scaling  # [text, wanted head, token, d]
-        key = key[:, kv_heads]  # [text, wanted head, token, d]
+        # At least float32 whatever the model's dtype, as the softmax of transformers' eager attention
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        query = query[:, list(heads)].to(dtype) * scaling  # [text, wanted head, token, d]
+        key = key[:, kv_heads].to(dtype)  # [text, wanted head, token, d]
         norms = None
         if self.weighting == "value_norm":
             norms = _value_norms(value[:, kv_heads], output_projection(), heads)  # [text, wanted head, token]
@@ -272,20 +283,16 @@ def _weights(
     chosen, index = _chosen(query, rows)
     keys = max(row[-1] for row in rows if len(row)) + 1
     scores = chosen @ key[:, :, :keys].transpose(2, 3)  # [text, head, row, key]
-    # At least float32 whatever the model's dtype, as transformers' eager attention does
-    dtype = torch.promote_types(scores.dtype, torch.float32)
     first = int(index.min())  # no key up to here is in any row's future
     future = (
         torch.arange(first, keys, device=query.device) > index[:, :, None]
     )  # [text, row, key from first on]
-    if weighting == "scores":
-        scores = scores.to(dtype)
     scores[..., first:].masked_fill_(future[:, None], float("nan" if weighting == "scores" else "-inf"))
     if weighting == "scores":
         return scores
-    weights = scores.softmax(-1, dtype=dtype)
+    weights = scores.softmax(-1)
     if norms is not None:
-        weights *= norms[:, :, None, :keys].to(dtype)
+        weights *= norms[:, :, None, :keys].to(weights.dtype)
         weights /= weights.sum(-1, keepdim=True)
     return weights
 

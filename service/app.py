@@ -73,4 +73,6 @@ def _forget_refused_encodings() -> None:
 
 def _start_engine(settings: Settings) -> Engine:
     load = functools.partial(load_model, settings)
-    return Engine(load, settings, watchdog_seconds=settings.watchdog_seconds).start()
+    return Engine(
+        load, settings, watchdog_seconds=settings.watchdog_seconds, join_tokens=settings.join_tokens
+    ).start()

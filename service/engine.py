@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,6 +24,7 @@ from attention_core.errors import UnsupportedModelError
 from attention_core.substitution import continuation_log_probabilities
 from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
+from service.reading import Reading, padded_tokens, read_together
 from service.schemas.attention import Input
 from service.settings import Limits
 from service.texts import TokenizedText
@@ -31,6 +32,10 @@ from service.texts import TokenizedText
 log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
+
+Work = Callable[
+    [Callable[[int], None]], None
+]  # called with what it calls before every layer: see `Engine.run`
 
 GIVE_UP = 5  # watchdog limits: a job running longer than that will not end
 
@@ -63,10 +68,11 @@ class Deadline:
 
 @dataclass(slots=True)
 class _Job:
-    call: Callable[[Callable[[int], None]], None]
+    work: Work | Reading
     deadline: Deadline
     queued: float = field(default_factory=time.monotonic)
     started: float | None = None
+    ended: float | None = None
     cancelled: bool = False
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -80,16 +86,25 @@ class _Job:
 class Engine:
     """Loads a model in its own thread and runs jobs on it, one at a time.
 
-    `load` is called once, in the inference thread. States: loading → ready → draining, or failed.
+    `load` is called once, in the inference thread. States: loading → ready → draining, or failed. Waiting readings
+    that are alike are joined to one pass of at most `join_tokens` padded tokens.
     """
 
     def __init__(
-        self, load: Callable[[], LoadedModel], limits: Limits, *, watchdog_seconds: float = math.inf
+        self,
+        load: Callable[[], LoadedModel],
+        limits: Limits,
+        *,
+        watchdog_seconds: float = math.inf,
+        join_tokens: int = 0,
     ) -> None:
         self.limits = limits
         self._load = load
         self._watchdog_seconds = watchdog_seconds
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._join_tokens = join_tokens
+        self._waiting: deque[_Job] = deque()
+        self._closed = False
+        self._changed = threading.Condition()  # of the two above
         self._lock = threading.Lock()
         self._in_flight = 0
         self._running: _Job | None = None
@@ -181,14 +196,17 @@ class Engine:
             with self._lock:
                 self._in_flight -= 1
 
-    def run(self, call: Callable[[Callable[[int], None]], None], deadline: Deadline) -> tuple[float, float]:
-        """Run `call(check)` in the inference thread, and wait; returns the seconds waited and run.
+    def run(self, work: Work | Reading, deadline: Deadline) -> tuple[float, float]:
+        """Do `work` in the inference thread, and wait; returns the seconds waited and run.
 
-        `check(layer)` raises when the deadline has passed or the caller has gone. Raises DeadlineExceededError at
-        the deadline even when the job hangs, and whatever the job raised.
+        A `Reading` is read, perhaps together with others; anything else is called with `check`: `check(layer)` raises
+        when the deadline has passed or the caller has gone. Raises DeadlineExceededError at the deadline even when
+        the job hangs, and whatever the job raised.
         """
-        job = _Job(call, deadline)
-        self._jobs.put(job)
+        job = _Job(work, deadline)
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify()
         if not job.done.wait(max(0.0, deadline.at - time.monotonic())):
             job.cancelled = True
             raise deadline.error()
@@ -197,12 +215,12 @@ class Engine:
         if job.error is not None:  # an exit inside a job must not end the thread that waits for it
             raise RuntimeError("the job was ended") from job.error
         started = job.started or job.queued
-        return started - job.queued, time.monotonic() - started
+        return started - job.queued, (job.ended or started) - started
 
     def _serve(self) -> None:
         started = time.monotonic()
         try:
-            self._model = self._load()
+            model = self._model = self._load()
         except BaseException:
             self._state = "failed"
             log.exception("the model could not be loaded")
@@ -210,24 +228,68 @@ class Engine:
         if self._state == "loading":
             self._state = "ready"
         log.info("ready", extra={"load_seconds": round(time.monotonic() - started, 3)})
-        while (job := self._jobs.get()) is not None:
-            job.started = time.monotonic()
-            self._running = job
+        while jobs := self._next():
+            began = time.monotonic()
+            for job in jobs:
+                job.started = began
+            self._running = jobs[0]
             try:
-                job.check()
                 with torch.inference_mode():  # per thread
-                    job.call(job.check)
+                    self._perform(model, jobs)
             except BaseException as error:
-                job.error = error
+                for job in jobs:
+                    job.error = job.error or error
             finally:
                 self._running = None
-                self._recent_seconds += 0.2 * (time.monotonic() - job.started - self._recent_seconds)
-                job.done.set()
+                ended = time.monotonic()  # here: the caller may have to wait before it goes on
+                self._recent_seconds += 0.2 * ((ended - began) / len(jobs) - self._recent_seconds)
+                for job in jobs:
+                    job.ended = ended
+                    job.done.set()
+
+    def _next(self) -> list[_Job]:
+        """The job whose turn it is, with those behind it that can be read in the same pass; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return []
+            jobs = [self._waiting.popleft()]
+            if isinstance(first := jobs[0].work, Reading):
+                readings = [first]
+                for job in list(self._waiting):
+                    one = job.work
+                    if isinstance(one, Reading) and one.goes_with(first):
+                        if padded_tokens([*readings, one]) > self._join_tokens:
+                            break
+                        self._waiting.remove(job)
+                        jobs.append(job)
+                        readings.append(one)
+            return jobs
+
+    @staticmethod
+    def _perform(model: LoadedModel, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            try:
+                job.check()
+            except DeadlineExceededError as error:
+                job.error = error
+        jobs = [job for job in jobs if job.error is None]
+        readings = [job.work for job in jobs if isinstance(job.work, Reading)]
+        if readings:
+            read_together(model.reader, readings, [job.check for job in jobs])
+            for job, reading in zip(jobs, readings, strict=True):
+                job.error = reading.error
+        else:
+            for job in jobs:
+                if not isinstance(job.work, Reading):
+                    job.work(job.check)
 
     def close(self) -> None:
         """End the inference thread after what is queued; used by tests."""
         self.drain()
-        self._jobs.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join()
 
 
@@ -275,13 +337,8 @@ class Session:
         weighting: Weighting = "attention",
     ) -> None:
         """`AttentionReader.read` in the inference thread, bounded by the request's deadline."""
-
-        def call(check: Callable[[int], None]) -> None:
-            self.model.reader.read(
-                sequences, heads, consume, queries=queries, weighting=weighting, before_layer=check
-            )
-
-        self._run(call)
+        self.model.reader.check(sequences, heads, queries)  # here: a wrong request joins no others
+        self._run(Reading(sequences, heads, consume, queries, weighting))
 
     def continuations(self, sequences: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[float]:
         """`continuation_log_probabilities` in the inference thread, bounded by the request's deadline.
@@ -303,8 +360,8 @@ class Session:
         self._run(call)
         return found
 
-    def _run(self, call: Callable[[Callable[[int], None]], None]) -> None:
-        waited, ran = self.engine.run(call, self.deadline)
+    def _run(self, work: Work | Reading) -> None:
+        waited, ran = self.engine.run(work, self.deadline)
         self._took("queue", waited)
         self._took("fwd", ran)
 

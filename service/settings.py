@@ -81,6 +81,12 @@ class Settings(Limits):
     threads: int = Field(
         0, ge=0, description="Torch's threads; 0 means the CPUs really granted (affinity and cgroup quota)."
     )
+    join_tokens: int = Field(
+        128,
+        ge=0,
+        description="Waiting requests that want the same heads of short texts are read in one pass, up to this many "
+        "tokens with padding; 0 reads each by itself.",
+    )
     root_path: str = Field(
         "",
         pattern=r"^(/[\w.~-]+)*$",
