@@ -23,8 +23,8 @@ from attention_core.capture import Rows, Weighting
 from attention_core.errors import UnsupportedModelError
 from attention_core.substitution import continuation_log_probabilities
 from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from service.joining import ReadCall, padded_tokens, read_together
 from service.model import LoadedModel
-from service.reading import Reading, padded_tokens, read_together
 from service.schemas.attention import Input
 from service.settings import Limits
 from service.texts import TokenizedText
@@ -68,7 +68,7 @@ class Deadline:
 
 @dataclass(slots=True)
 class _Job:
-    work: Work | Reading
+    work: Work | ReadCall
     deadline: Deadline
     queued: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -86,7 +86,7 @@ class _Job:
 class Engine:
     """Loads a model in its own thread and runs jobs on it, one at a time.
 
-    `load` is called once, in the inference thread. States: loading → ready → draining, or failed. Waiting readings
+    `load` is called once, in the inference thread. States: loading → ready → draining, or failed. Waiting calls
     that are alike are joined to one pass of at most `join_tokens` padded tokens.
     """
 
@@ -196,10 +196,10 @@ class Engine:
             with self._lock:
                 self._in_flight -= 1
 
-    def run(self, work: Work | Reading, deadline: Deadline) -> tuple[float, float]:
+    def run(self, work: Work | ReadCall, deadline: Deadline) -> tuple[float, float]:
         """Do `work` in the inference thread, and wait; returns the seconds waited and run.
 
-        A `Reading` is read, perhaps together with others; anything else is called with `check`: `check(layer)` raises
+        A `ReadCall` is read, perhaps together with others; anything else is called with `check`: `check(layer)` raises
         when the deadline has passed or the caller has gone. Raises DeadlineExceededError at the deadline even when
         the job hangs, and whatever the job raised.
         """
@@ -254,16 +254,16 @@ class Engine:
             if not self._waiting:
                 return []
             jobs = [self._waiting.popleft()]
-            if isinstance(first := jobs[0].work, Reading):
-                readings = [first]
+            if isinstance(first := jobs[0].work, ReadCall):
+                calls = [first]
                 for job in list(self._waiting):
                     one = job.work
-                    if isinstance(one, Reading) and one.goes_with(first):
-                        if padded_tokens([*readings, one]) > self._join_tokens:
+                    if isinstance(one, ReadCall) and one.goes_with(first):
+                        if padded_tokens([*calls, one]) > self._join_tokens:
                             break
                         self._waiting.remove(job)
                         jobs.append(job)
-                        readings.append(one)
+                        calls.append(one)
             return jobs
 
     @staticmethod
@@ -274,14 +274,14 @@ class Engine:
             except DeadlineExceededError as error:
                 job.error = error
         jobs = [job for job in jobs if job.error is None]
-        readings = [job.work for job in jobs if isinstance(job.work, Reading)]
-        if readings:
-            read_together(model.reader, readings, [job.check for job in jobs])
-            for job, reading in zip(jobs, readings, strict=True):
-                job.error = reading.error
+        calls = [job.work for job in jobs if isinstance(job.work, ReadCall)]
+        if calls:
+            read_together(model.reader, calls, [job.check for job in jobs])
+            for job, call in zip(jobs, calls, strict=True):
+                job.error = call.error
         else:
             for job in jobs:
-                if not isinstance(job.work, Reading):
+                if not isinstance(job.work, ReadCall):
                     job.work(job.check)
 
     def close(self) -> None:
@@ -338,7 +338,7 @@ class Session:
     ) -> None:
         """`AttentionReader.read` in the inference thread, bounded by the request's deadline."""
         self.model.reader.check(sequences, heads, queries)  # here: a wrong request joins no others
-        self._run(Reading(sequences, heads, consume, queries, weighting))
+        self._run(ReadCall(sequences, heads, consume, queries, weighting))
 
     def continuations(self, sequences: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[float]:
         """`continuation_log_probabilities` in the inference thread, bounded by the request's deadline.
@@ -360,7 +360,7 @@ class Session:
         self._run(call)
         return found
 
-    def _run(self, work: Work | Reading) -> None:
+    def _run(self, work: Work | ReadCall) -> None:
         waited, ran = self.engine.run(work, self.deadline)
         self._took("queue", waited)
         self._took("fwd", ran)

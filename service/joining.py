@@ -15,7 +15,7 @@ from attention_core.capture import AttentionReader, Rows, Weighting
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadCall:
     """The arguments of one request's `AttentionReader.read`, and how it fared."""
 
     sequences: Sequence[Sequence[int]]
@@ -30,39 +30,39 @@ class Reading:
         """Which rows of each text."""
         return [range(len(ids)) for ids in self.sequences] if self.queries is None else list(self.queries)
 
-    def goes_with(self, other: Reading) -> bool:
+    def goes_with(self, other: ReadCall) -> bool:
         """Whether both may be read in one pass."""
         return (self.weighting, self.heads) == (other.weighting, other.heads)
 
 
-def padded_tokens(readings: Sequence[Reading]) -> int:
+def padded_tokens(calls: Sequence[ReadCall]) -> int:
     """Of one pass over all their texts."""
-    lengths = [len(ids) for one in readings for ids in one.sequences]
+    lengths = [len(ids) for one in calls for ids in one.sequences]
     return len(lengths) * max(lengths, default=0)
 
 
 def read_together(
-    reader: AttentionReader, readings: Sequence[Reading], checks: Sequence[Callable[[int], None]]
+    reader: AttentionReader, calls: Sequence[ReadCall], checks: Sequence[Callable[[int], None]]
 ) -> None:
     """Read all of them in one pass, each with its own consumer.
 
-    `checks` are called before each layer, one for each reading. A reading whose check or consumer raises has its
+    `checks` are called before each layer, one for each call. A call whose check or consumer raises has its
     `error` set and gets no more rows, while the others go on; when none is left, the pass ends. What the model itself
     raises is raised here.
     """
-    owners = [(one, place) for one in readings for place in range(len(one.sequences))]
+    owners = [(one, place) for one in calls for place in range(len(one.sequences))]
 
-    def attempt(one: Reading, step: Callable[[], None]) -> None:
+    def attempt(one: ReadCall, step: Callable[[], None]) -> None:
         if one.error is None:
             try:
                 step()
-            except BaseException as error:  # whatever it is, it is this reading's alone
+            except BaseException as error:  # whatever it is, it is this call's alone
                 one.error = error
 
     def before_layer(layer: int) -> None:
-        for one, check in zip(readings, checks, strict=True):
+        for one, check in zip(calls, checks, strict=True):
             attempt(one, lambda check=check: check(layer))  # type: ignore[misc]
-        if all(one.error is not None for one in readings):
+        if all(one.error is not None for one in calls):
             raise _NobodyLeft
 
     def consume(rows: Rows) -> None:
@@ -71,14 +71,14 @@ def read_together(
 
     with contextlib.suppress(_NobodyLeft):
         reader.read(
-            [ids for one in readings for ids in one.sequences],
-            readings[0].heads,
+            [ids for one in calls for ids in one.sequences],
+            calls[0].heads,
             consume,
-            queries=[rows for one in readings for rows in one.rows],
-            weighting=readings[0].weighting,
+            queries=[rows for one in calls for rows in one.rows],
+            weighting=calls[0].weighting,
             before_layer=before_layer,
         )
 
 
 class _NobodyLeft(Exception):  # noqa: N818 - not an error: it ends the pass
-    """Every reading has failed, or nobody waits for it."""
+    """Every call has failed, or nobody waits for it."""

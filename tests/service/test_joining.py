@@ -1,4 +1,4 @@
-"""Readings of several requests in one pass: alike ones are joined, and what one suffers the others do not."""
+"""Calls of several requests in one pass: alike ones are joined, and what one suffers the others do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attention_core.capture import Rows
 from service.app import create_app
 from service.engine import Deadline, Engine
 from service.errors import DeadlineExceededError
-from service.reading import Reading
+from service.joining import ReadCall
 from service.settings import Settings
 from tests.conftest import wait_until
 from tests.tiny import HEADS, LAYERS, tiny_model
@@ -72,9 +72,9 @@ def held(request: pytest.FixtureRequest) -> Iterator[Held]:
     engine.close()
 
 
-def reading(ids: Sequence[int], **options: Any) -> tuple[Reading, Maps]:
+def call(ids: Sequence[int], **options: Any) -> tuple[ReadCall, Maps]:
     maps = Maps()
-    return Reading([ids], options.pop("heads", EVERY), options.pop("consume", maps), **options), maps
+    return ReadCall([ids], options.pop("heads", EVERY), options.pop("consume", maps), **options), maps
 
 
 def alone(ids: Sequence[int], **options: Any) -> Maps:
@@ -92,7 +92,7 @@ def same(found: Maps, expected: Maps) -> bool:
 
 
 def test_waiting_readings_that_are_alike_go_through_the_model_once_and_each_gets_its_own(held: Held) -> None:
-    pairs = [reading(ids) for ids in TEXTS]
+    pairs = [call(ids) for ids in TEXTS]
     asked = [held.ask(one) for one, _ in pairs]
     held.gate.set()
     for future in asked:
@@ -103,7 +103,7 @@ def test_waiting_readings_that_are_alike_go_through_the_model_once_and_each_gets
 
 
 def test_rows_asked_for_stay_each_readings_own(held: Held) -> None:
-    pairs = [reading(TEXTS[0], queries=[[1, 4]]), reading(TEXTS[2])]
+    pairs = [call(TEXTS[0], queries=[[1, 4]]), call(TEXTS[2])]
     asked = [held.ask(one) for one, _ in pairs]
     held.gate.set()
     for future in asked:
@@ -115,7 +115,7 @@ def test_rows_asked_for_stay_each_readings_own(held: Held) -> None:
 
 @pytest.mark.parametrize("held", [0, 14, 15], indirect=True)
 def test_no_more_are_joined_than_the_setting_allows(held: Held) -> None:
-    asked = [held.ask(reading(ids)[0]) for ids in (TEXTS[0], TEXTS[0], TEXTS[0])]
+    asked = [held.ask(call(ids)[0]) for ids in (TEXTS[0], TEXTS[0], TEXTS[0])]
     held.gate.set()
     for future in asked:
         future.result(20)
@@ -130,11 +130,11 @@ def test_other_heads_and_other_weightings_are_read_apart_and_in_turn(held: Held)
         return lambda rows: order.append(name) if rows.layer == 0 else None
 
     asked = [
-        held.ask(Reading([TEXTS[0]], EVERY, noting("a"))),
-        held.ask(Reading([TEXTS[1]], {0: [3]}, noting("b"))),
-        held.ask(Reading([TEXTS[1]], EVERY, noting("c"), weighting="value_norm")),
+        held.ask(ReadCall([TEXTS[0]], EVERY, noting("a"))),
+        held.ask(ReadCall([TEXTS[1]], {0: [3]}, noting("b"))),
+        held.ask(ReadCall([TEXTS[1]], EVERY, noting("c"), weighting="value_norm")),
         held.ask(lambda check: order.append("d")),
-        held.ask(Reading([TEXTS[3]], EVERY, noting("e"))),
+        held.ask(ReadCall([TEXTS[3]], EVERY, noting("e"))),
     ]
     held.gate.set()
     for future in asked:
@@ -147,11 +147,11 @@ def test_a_consumer_that_fails_and_a_caller_that_has_gone_harm_nobody_else(held:
     def fail(rows: Rows) -> None:
         raise ZeroDivisionError
 
-    good, other = reading(TEXTS[0]), reading(TEXTS[2])
-    impatient, unseen = reading(TEXTS[4])
+    good, other = call(TEXTS[0]), call(TEXTS[2])
+    impatient, unseen = call(TEXTS[4])
     asked = [
         held.ask(good[0]),
-        held.ask(reading(TEXTS[1], consume=fail)[0]),
+        held.ask(call(TEXTS[1], consume=fail)[0]),
         held.ask(impatient, seconds=0.05),
         held.ask(other[0]),
     ]
@@ -174,7 +174,7 @@ def test_a_pass_of_which_everyone_has_failed_ends_early(held: Held) -> None:
         layers.append(rows.layer)
         raise ZeroDivisionError
 
-    asked = [held.ask(reading(ids, consume=fail)[0]) for ids in TEXTS[:2]]
+    asked = [held.ask(call(ids, consume=fail)[0]) for ids in TEXTS[:2]]
     held.gate.set()
     for future in asked:
         with pytest.raises(ZeroDivisionError):
@@ -192,12 +192,12 @@ def test_what_the_model_raises_reaches_everyone_and_the_next_pass_works(
 
     with monkeypatch.context() as patch:
         patch.setattr(reader, "read", broken)
-        asked = [held.ask(reading(ids)[0]) for ids in TEXTS[:2]]
+        asked = [held.ask(call(ids)[0]) for ids in TEXTS[:2]]
         held.gate.set()
         for future in asked:
             with pytest.raises(MemoryError):
                 future.result(20)
-    one, maps = reading(TEXTS[0])
+    one, maps = call(TEXTS[0])
     held.engine.run(one, Deadline.after(20))
     assert same(maps, alone(TEXTS[0]))
 
