@@ -21,6 +21,7 @@ Status = Literal["ok", "too_short", "not_applicable"]
 
 SHORTEST = 4  # tokens; below this every head looks like a sink, so nothing is labelled
 _CHUNK = 1 << 20  # weights looked at together: few enough to stay in the processor's cache
+_KEPT = 1 << 25  # bytes of target sets held for the next layer: those of 4,096 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class HeadScorer:
         self._heads = {layer: tuple(sorted(set(heads[layer]))) for layer in sorted(heads)}
         every = [(layer, head) for layer, of_layer in self._heads.items() for head in of_layer]
         self._place = {one: place for place, one in enumerate(every)}  # on the axis [head] of all sums
-        self._largest_entropy = torch.arange(1, self.tokens + 1, dtype=torch.float64).log()  # of row i: ln(i + 1)
+        counts = torch.arange(1, self.tokens + 1, dtype=torch.float64)  # of keys in a row: i + 1
+        self._largest_entropy = counts.log()  # [query]
         self._seen = [0] * len(every)  # rows so far
         self._sums = _Sums(len(every), len(self._targets.names))
 
@@ -138,8 +140,9 @@ class HeadScorer:
         peak = weights.amax(-1, keepdim=True)  # [head, query, 1]
         at_peak = torch.eq(weights, peak, out=scratch)  # [head, query, key], 1 at the largest weights
         peaks = at_peak.sum(-1).T.unsqueeze(-1)  # [query, head, 1]
-        mass = self._targets.sums(first, weights)  # [query, head, score]
-        inside = self._targets.sums(first, at_peak)  # [query, head, score], how many of the peaks
+        targets = self._targets.of_rows(first, end, weights)
+        mass = targets.sums(weights)  # [query, head, score]
+        inside = targets.sums(at_peak)  # [query, head, score], how many of the peaks
         sums = self._sums
         sums.entropy.index_add_(0, at, entropy.sum(-1))
         sums.evenness.index_add_(0, at, evenness.sum(-1))
@@ -212,8 +215,8 @@ def score_heads(
 class _Targets:
     """What the text alone decides: the targets of the scores that have any, and what a uniform head puts on them.
 
-    `names` are these scores, `near` ones first; `rows`, how many rows have a target, `baselines`, and the axis [score]
-    are in their order.
+    `names` are these scores, in the order of the axis [score]: `near` ones, sets of any keys, lengths. `rows`, how many
+    rows have a target, and `baselines` are in their order.
     """
 
     def __init__(self, text: TextFacts, rules: Mapping[str, ScoreRule]) -> None:
@@ -223,14 +226,17 @@ class _Targets:
         # What near rules look at, [query, 5]: keys i-3..i and 0, each once; up to row 3, key 0 is among the others
         key = torch.cat([query - torch.arange(3, -1, -1, device=query.device), torch.zeros_like(query)], -1)
         there = torch.cat([key[:, :4] >= 0, query > 3], -1)
-        near = {name: rule for name, rule in rules.items() if rule.targets is not None and rule.near}
         # In place of a key that there is not, rules are asked for i + 1, which is no target, so that any may be read
-        near_columns = _columns(near.values(), text, query, key.where(there, query + 1))
-        self._near_keys = key.where(there, 0)
+        asked, self._near_keys = key.where(there, query + 1), key.where(there, 0)
 
-        far = {name: rule for name, rule in rules.items() if rule.targets is not None and not rule.near}
+        with_targets = {name: rule for name, rule in rules.items() if rule.targets is not None}
+        near = {name: rule for name, rule in with_targets.items() if rule.near}
+        sets = {name: rule for name, rule in with_targets.items() if not rule.near and rule.kind == "mass"}
+        lengths = {name: rule for name, rule in with_targets.items() if name not in near and name not in sets}
+        names, far = [*near, *sets, *lengths], [*sets.values(), *lengths.values()]
+        near_columns = _columns(near.values(), text, query, asked)
         far_sizes = [
-            _columns(far.values(), text, query[a:b], query[:b].T).sum(-1, dtype=torch.float64)
+            _columns(far, text, query[a:b], query[:b].T).sum(-1, dtype=torch.float64)
             for a, b in _chunks(0, tokens, max(1, len(far)) * tokens)
         ]
         sizes = torch.cat([near_columns.sum(-1, dtype=torch.float64), torch.cat(far_sizes)], -1).cpu()
@@ -238,32 +244,47 @@ class _Targets:
         rows = applicable.sum(0)  # [score]
         shares = (sizes / torch.arange(1, tokens + 1).unsqueeze(-1)).sum(0)  # [score]
         kept = rows > 0
-        names = [name for name, keep in zip([*near, *far], kept.tolist(), strict=True) if keep]
-        self.names = names
+        self.names = [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
         self.rows: list[int] = rows[kept].tolist()
         self.baselines: list[float] = (shares[kept] / rows[kept]).tolist()
         self._near_columns = near_columns[:, kept[: len(near)].to(near_columns.device)]
-        self._far = [rule for name, rule in far.items() if name in names]
-        self._last: tuple[object, Tensor] = (None, near_columns)
+        self._sets = [rule for name, rule in sets.items() if name in self.names]
+        self._lengths = [rule for name, rule in lengths.items() if name in self.names]
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._room = _KEPT
 
-    def sums(self, first: int, values: Tensor) -> Tensor:
-        """The sum of values [head, query, key], whose rows are those from `first` on, over S_i: [query, head, score].
+    def of_rows(self, first: int, end: int, like: Tensor) -> _RowTargets:
+        """The targets of the rows first..end, in the dtype and on the device of `like`."""
+        place = torch.arange(end, device=like.device)
+        where = self._text.to(like.device), place[first:, None], place[None]
+        sets = self._kept.get((first, end))
+        if sets is None:
+            sets = _columns(self._sets, *where, torch.uint8)
+            if sets.numel() <= self._room:  # every layer asks for them
+                self._kept[first, end] = sets
+                self._room -= sets.numel()
+        lengths = _columns(self._lengths, *where, like.dtype)
+        return _RowTargets(
+            self._near_keys[first:end].to(like.device),
+            self._near_columns[first:end].to(like),
+            torch.cat([sets.to(like), lengths], 1),
+        )
 
-        sum_{j in S_i} values[h,i,j]
-        """
-        rows = slice(first, first + values.shape[1])
-        keys = self._near_keys[rows].to(values.device).expand(len(values), -1, -1)
-        near = _products(values.gather(-1, keys), self._near_columns[rows].to(values))
-        return torch.cat([near, _products(values, self._far_columns(rows, values))], -1)
 
-    def _far_columns(self, rows: slice, like: Tensor) -> Tensor:
-        """Of every key up to the last row: [query, score, key]. The last are kept: short texts need no others."""
-        wanted = (rows, like.dtype, like.device)
-        if self._last[0] != wanted:
-            places = torch.arange(rows.stop, device=like.device)
-            text = self._text.to(like.device)
-            self._last = (wanted, _columns(self._far, text, places[rows, None], places[None], like.dtype))
-        return self._last[1]
+@dataclass(frozen=True, slots=True)
+class _RowTargets:
+    """What keys count for in some rows: `near` at the `near_keys`, `far` at every key up to the last row."""
+
+    near_keys: Tensor  # [query, 5]
+    near: Tensor  # [query, score, 5]
+    far: Tensor  # [query, score, key]
+
+    def sums(self, values: Tensor) -> Tensor:
+        """The sum of values [head, query, key] over S_i: [query, head, score]."""
+        near_values = values.gather(-1, self.near_keys.expand(len(values), -1, -1))  # [head, query, 5]
+        near = near_values.transpose(0, 1).bmm(self.near.mT)
+        far = values.transpose(0, 1).bmm(self.far.mT)
+        return torch.cat([near, far], -1)
 
 
 class _Sums:
@@ -298,11 +319,6 @@ def _columns(
                 targets = targets.view(torch.uint8)  # which is converted eight times as fast
             columns[:, place] = targets
     return columns
-
-
-def _products(values: Tensor, columns: Tensor) -> Tensor:
-    """Row by row, values [head, query, key] times columns [query, score, key]: [query, head, score]."""
-    return values.transpose(0, 1).bmm(columns.mT)
 
 
 def _entropy(weights: Tensor, scratch: Tensor) -> Tensor:
