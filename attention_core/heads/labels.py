@@ -92,8 +92,8 @@ def borderline(
     """
 
     def undecided(name: str, result: ScoreResult, threshold: float) -> bool:
-        up, down = (_carries(name, result, threshold, shift=shift) for shift in (NOISE, -NOISE))
-        return up != down
+        up = _carries(name, result, threshold, shift=NOISE)
+        return up and not _carries(name, result, threshold, shift=-NOISE)
 
     return _labels_where(undecided, results, limits)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +21,7 @@ Status = Literal["ok", "too_short", "not_applicable"]
 
 SHORTEST = 4  # tokens; below this every head looks like a sink, so nothing is labelled
 _CHUNK = 1 << 20  # weights looked at together: few enough to stay in the processor's cache
+_KEPT = 1 << 25  # bytes of target sets held for the next layer: those of 4,096 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,14 @@ class HeadScorer:
             raise ShapeError("heads", expected="at least one head", got="none")
         self.text, self.tokens = text, len(text.ids)
         self._rules = dict(rules)
-        self._baselines = _Baselines(text, self._rules)
-        self._groups = _groups([self._rules[name] for name in self._baselines.names])
-        self._sums = {
-            layer: _Sums(sorted(set(heads[layer])), len(self._baselines.names)) for layer in sorted(heads)
-        }
+        self._targets = _Targets(text, self._rules)
+        self._heads = {layer: tuple(sorted(set(heads[layer]))) for layer in sorted(heads)}
+        every = [(layer, head) for layer, of_layer in self._heads.items() for head in of_layer]
+        self._place = {one: place for place, one in enumerate(every)}  # on the axis [head] of all sums
+        counts = torch.arange(1, self.tokens + 1, dtype=torch.float64)  # of keys in a row: i + 1
+        self._largest_entropy = counts.log()  # [query]
+        self._seen = [0] * len(every)  # rows so far
+        self._sums = _Sums(len(every), len(self._targets.names))
 
     def add(self, layer: int, heads: Sequence[int], queries: Sequence[int], weights: Tensor) -> None:
         """Take the next block of rows.
@@ -91,9 +96,8 @@ class HeadScorer:
         Raises ShapeError when a layer or head was not announced, when rows are missing, repeated or too many,
         when the axes of `weights` do not fit, and when one of them is not finite.
         """
-        sums = self._sums_of(layer, heads)
-        at = torch.tensor([sums.heads.index(head) for head in heads])
-        first = int(sums.seen[at[0]])
+        places = self._places(layer, heads)
+        first = self._seen[places[0]]
         end = first + len(queries)
         if list(queries) != list(range(first, end)) or not queries or end > self.tokens:
             raise ShapeError(
@@ -101,7 +105,7 @@ class HeadScorer:
                 expected=f"the next rows in order, from {first} and at most to {self.tokens - 1}",
                 got=f"{queries[0]}..{queries[-1]}" if queries else "none",
             )
-        if not bool((sums.seen[at] == first).all()):
+        if any(self._seen[place] != first for place in places):
             raise ShapeError(
                 f"heads of layer {layer}", expected="heads that have had the same rows", got=tuple(heads)
             )
@@ -112,96 +116,79 @@ class HeadScorer:
         weights = weights.detach()
         if weights.dtype in (torch.float16, torch.bfloat16):
             weights = weights.float()  # their own sums would be off by more than NOISE
-        for a, b in _chunks(first, end, len(heads) * end):
+        at = torch.tensor(places)
+        chunks = _chunks(first, end, len(heads) * end)
+        scratch = weights.new_empty(max(len(heads) * (b - a) * b for a, b in chunks))
+        for a, b in chunks:
             # The keys left out lie after every query
-            self._add_chunk(sums, at, a, weights[:, a - first : b - first, :b])
-        sums.seen[at] = end
+            self._add_chunk(at, a, weights[:, a - first : b - first, :b], scratch)
+        for place in places:
+            self._seen[place] = end
 
-    def _add_chunk(self, sums: _Sums, at: Tensor, first: int, weights: Tensor) -> None:
+    def _add_chunk(self, at: Tensor, first: int, weights: Tensor, scratch: Tensor) -> None:
+        """Add the rows from `first` on. Nothing as large as `weights` is allocated: `scratch` has room for it."""
         end = first + weights.shape[1]
-        entropy = _entropy(weights).cpu()  # [head, query]
-        if not bool(entropy.isfinite().all()):  # as every weight of a row is in it
+        scratch = scratch[: weights.numel()].view(weights.shape)
+        entropy = _entropy(weights, scratch).cpu()  # [head, query]
+        if not math.isfinite(entropy.sum()):  # as every weight is in it
             raise ShapeError("weights [head, query, key]", expected="finite numbers", got="NaN or infinity")
-        largest = torch.arange(first + 1, end + 1, dtype=torch.float64).log()  # [query], of a row: ln(i + 1)
-        after_row_0 = largest > 0
-        sums.entropy[at] += entropy[:, after_row_0].sum(-1)
-        # A row whose sum is rounded above 1 may exceed the largest entropy; row 0, which has none, is left out
-        sums.evenness[at] += (entropy / largest)[:, after_row_0].clamp(max=1).sum(-1)
+        start = max(1, first)  # row 0 has no entropy
+        entropy = entropy[:, start - first :]
+        # A row whose sum is rounded above 1 may exceed the largest entropy
+        evenness = (entropy / self._largest_entropy[start:end]).clamp_(max=1)
 
         peak = weights.amax(-1, keepdim=True)  # [head, query, 1]
-        at_peak = (weights - peak).ge_(0)  # [head, query, key], 1 at the largest weights
-        peaks = at_peak.sum(-1).T.unsqueeze(1)  # [query, 1, head]
-        mass, inside = [], []
-        for rules, near in self._groups:
-            query, key = _places(first, end, near, weights.device)
-            columns = _columns(rules, self.text, query, key, weights)  # [query, score, key]
-            keys = key if near else None
-            mass.append((columns @ _by_row(weights, keys)).sum(0, dtype=torch.float64))  # [score, head]
-            inside.append(columns @ _by_row(at_peak, keys))  # [query, score, head], how many of the peaks
-        if not mass:
-            return
-        applicable = self._baselines.applicable[first:end].to(weights.device)  # [query, score]
-        hits = ((torch.cat(inside, 1) == peaks) & applicable.unsqueeze(-1)).sum(0)  # [score, head]
-        sums.mass[at] += torch.cat(mass).T.cpu()
-        sums.hits[at] += hits.T.cpu()
+        at_peak = torch.eq(weights, peak, out=scratch)  # [head, query, key], 1 at the largest weights
+        peaks = at_peak.sum(-1).T.unsqueeze(-1)  # [query, head, 1]
+        targets = self._targets.of_rows(first, end, weights)
+        mass = targets.sums(weights)  # [query, head, score]
+        inside = targets.sums(at_peak)  # [query, head, score], how many of the peaks
+        sums = self._sums
+        sums.entropy.index_add_(0, at, entropy.sum(-1))
+        sums.evenness.index_add_(0, at, evenness.sum(-1))
+        sums.mass.index_add_(0, at, mass.sum(0, dtype=torch.float64).cpu())
+        # No row is without a peak, and where S_i is empty none is inside
+        sums.hits.index_add_(0, at, (inside == peaks).sum(0).cpu())
 
     def finish(self) -> tuple[HeadResult, ...]:
         """The result of every head, by layer, then head. Raises ShapeError where rows are missing."""
-        for layer, sums in self._sums.items():
-            if not bool((sums.seen == self.tokens).all()):
-                raise ShapeError(
-                    f"rows of layer {layer}, by head", expected=self.tokens, got=sums.seen.tolist()
-                )
-        results = []
-        for layer, sums in self._sums.items():
-            columns = (
-                sums.heads,
-                sums.mass.tolist(),
-                sums.hits.tolist(),
-                sums.entropy.tolist(),
-                sums.evenness.tolist(),
-            )
-            for head, mass, hits, entropy, evenness in zip(*columns, strict=True):
-                scores = self._scores(mass, hits, evenness)
-                mean_entropy = entropy / (self.tokens - 1) if self.tokens > 1 else None
-                results.append(HeadResult(layer, head, scores, mean_entropy))
-        return tuple(results)
+        for layer, heads in self._heads.items():
+            seen = [self._seen[self._place[layer, head]] for head in heads]
+            if any(rows != self.tokens for rows in seen):
+                raise ShapeError(f"rows of layer {layer}, by head", expected=self.tokens, got=seen)
+        by_score = [self._scores(name, rule) for name, rule in self._rules.items()]  # [score][head]
+        entropies = [e / (self.tokens - 1) if self.tokens > 1 else None for e in self._sums.entropy.tolist()]
+        return tuple(
+            HeadResult(layer, head, dict(zip(self._rules, scores, strict=True)), entropy)
+            for (layer, head), entropy, *scores in zip(self._place, entropies, *by_score, strict=True)
+        )
 
-    def _sums_of(self, layer: int, heads: Sequence[int]) -> _Sums:
-        sums = self._sums.get(layer)
-        if sums is None:
-            raise ShapeError("layer", expected=f"one of {tuple(self._sums)}", got=layer)
-        if not heads or not set(heads) <= set(sums.heads) or len(set(heads)) < len(heads):
-            raise ShapeError(
-                f"heads of layer {layer}", expected=f"distinct, of {sums.heads}", got=tuple(heads)
-            )
-        return sums
+    def _places(self, layer: int, heads: Sequence[int]) -> list[int]:
+        known = self._heads.get(layer)
+        if known is None:
+            raise ShapeError("layer", expected=f"one of {tuple(self._heads)}", got=layer)
+        if not heads or not set(heads) <= set(known) or len(set(heads)) < len(heads):
+            raise ShapeError(f"heads of layer {layer}", expected=f"distinct, of {known}", got=tuple(heads))
+        return [self._place[layer, head] for head in heads]
 
-    def _scores(self, mass: Sequence[float], hits: Sequence[int], evenness: float) -> dict[str, ScoreResult]:
-        """The scores of one head, in the order of the rules."""
-        known = self._baselines
-        places = {name: place for place, name in enumerate(known.names)}
-        scores = {}
-        for name, rule in self._rules.items():
-            if rule.kind == "entropy" and self.tokens > 1:
-                rows = self.tokens - 1
-                scores[name] = self._result(rule, evenness / rows, 1.0, None, rows)
-            elif name in places:
-                place = places[name]
-                rows = known.rows[place]
-                argmax_rate = hits[place] / rows if rule.kind == "mass" else None
-                scores[name] = self._result(
-                    rule, mass[place] / rows, known.baselines[place], argmax_rate, rows
-                )
-            else:
-                scores[name] = ScoreResult(None, None, None, None, 0, "not_applicable")
-        return scores
-
-    def _result(
-        self, rule: ScoreRule, score: float, baseline: float, argmax_rate: float | None, rows: int
-    ) -> ScoreResult:
+    def _scores(self, name: str, rule: ScoreRule) -> list[ScoreResult]:
+        """One score of all heads."""
+        sums, targets = self._sums, self._targets
+        if rule.kind == "entropy" and self.tokens > 1:
+            rows, baseline, total, hits = self.tokens - 1, 1.0, sums.evenness, None
+        elif name in targets.names:
+            place = targets.names.index(name)
+            rows, baseline, total = targets.rows[place], targets.baselines[place], sums.mass[:, place]
+            hits = sums.hits[:, place] if rule.kind == "mass" else None
+        else:
+            return [ScoreResult(None, None, None, None, 0, "not_applicable")] * len(self._seen)
         status: Status = "too_short" if self.tokens < SHORTEST or rows < rule.min_rows else "ok"
-        return ScoreResult(score, baseline, score - baseline, argmax_rate, rows, status)
+        means = (total / rows).tolist()
+        rates = [None] * len(means) if hits is None else (hits.double() / rows).tolist()
+        return [
+            ScoreResult(mean, baseline, mean - baseline, rate, rows, status)
+            for mean, rate in zip(means, rates, strict=True)
+        ]
 
 
 def score_heads(
@@ -225,92 +212,116 @@ def score_heads(
     return [scorer.finish() for scorer in scorers]
 
 
-class _Baselines:
-    """What the text alone decides: which scores with targets have rows, how many, and what a uniform head gets.
+class _Targets:
+    """What the text alone decides: the targets of the scores that have any, and what a uniform head puts on them.
 
-    `names` are the scores that have any, `near` ones first; the other lists, and the axis [score], are in their order.
+    `names` are these scores, in the order of the axis [score]: `near` ones, sets of any keys, lengths. `rows`, how many
+    rows have a target, and `baselines` are in their order.
     """
 
     def __init__(self, text: TextFacts, rules: Mapping[str, ScoreRule]) -> None:
-        names = [name for name, rule in rules.items() if rule.targets is not None]
-        names.sort(key=lambda name: not rules[name].near)
-        groups = _groups([rules[name] for name in names])
-        tokens, like = len(text.ids), torch.empty(0, device=text.ids.device)
-        totals = []
-        for a, b in _chunks(0, tokens, max(1, len(names)) * tokens):
-            columns = [
-                _columns(of, text, *_places(a, b, near, like.device), like).sum(-1, dtype=torch.float64)
-                for of, near in groups
-            ]
-            totals.append(torch.cat([like.new_empty(b - a, 0, dtype=torch.float64), *columns], -1))
-        total = torch.cat(totals).cpu()  # [query, score], |S_i| of a target set
-        applicable = total > 0
+        self._text = text
+        tokens = len(text.ids)
+        query = torch.arange(tokens, device=text.ids.device).unsqueeze(-1)
+        # What near rules look at, [query, 5]: keys i-3..i and 0, each once; up to row 3, key 0 is among the others
+        key = torch.cat([query - torch.arange(3, -1, -1, device=query.device), torch.zeros_like(query)], -1)
+        there = torch.cat([key[:, :4] >= 0, query > 3], -1)
+        # In place of a key that there is not, rules are asked for i + 1, which is no target, so that any may be read
+        asked, self._near_keys = key.where(there, query + 1), key.where(there, 0)
+
+        with_targets = {name: rule for name, rule in rules.items() if rule.targets is not None}
+        near = {name: rule for name, rule in with_targets.items() if rule.near}
+        sets = {name: rule for name, rule in with_targets.items() if not rule.near and rule.kind == "mass"}
+        lengths = {name: rule for name, rule in with_targets.items() if name not in near and name not in sets}
+        names, far = [*near, *sets, *lengths], [*sets.values(), *lengths.values()]
+        near_columns = _columns(near.values(), text, query, asked)
+        far_sizes = [
+            _columns(far, text, query[a:b], query[:b].T).sum(-1, dtype=torch.float64)
+            for a, b in _chunks(0, tokens, max(1, len(far)) * tokens)
+        ]
+        sizes = torch.cat([near_columns.sum(-1, dtype=torch.float64), torch.cat(far_sizes)], -1).cpu()
+        applicable = sizes > 0  # [query, score]
         rows = applicable.sum(0)  # [score]
-        shares = (total / torch.arange(1, tokens + 1).unsqueeze(-1)).sum(0)  # [score]
+        shares = (sizes / torch.arange(1, tokens + 1).unsqueeze(-1)).sum(0)  # [score]
         kept = rows > 0
         self.names = [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
         self.rows: list[int] = rows[kept].tolist()
         self.baselines: list[float] = (shares[kept] / rows[kept]).tolist()
-        self.applicable = applicable[:, kept]  # [query, score]
+        self._near_columns = near_columns[:, kept[: len(near)].to(near_columns.device)]
+        self._sets = [rule for name, rule in sets.items() if name in self.names]
+        self._lengths = [rule for name, rule in lengths.items() if name in self.names]
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._room = _KEPT
+
+    def of_rows(self, first: int, end: int, like: Tensor) -> _RowTargets:
+        """The targets of the rows first..end, in the dtype and on the device of `like`."""
+        place = torch.arange(end, device=like.device)
+        where = self._text.to(like.device), place[first:, None], place[None]
+        sets = self._kept.get((first, end))
+        if sets is None:
+            sets = _columns(self._sets, *where, torch.uint8)
+            if sets.numel() <= self._room:  # every layer asks for them
+                self._kept[first, end] = sets
+                self._room -= sets.numel()
+        lengths = _columns(self._lengths, *where, like.dtype)
+        return _RowTargets(
+            self._near_keys[first:end].to(like.device),
+            self._near_columns[first:end].to(like),
+            torch.cat([sets.to(like), lengths], 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _RowTargets:
+    """What keys count for in some rows: `near` at the `near_keys`, `far` at every key up to the last row."""
+
+    near_keys: Tensor  # [query, 5]
+    near: Tensor  # [query, score, 5]
+    far: Tensor  # [query, score, key]
+
+    def sums(self, values: Tensor) -> Tensor:
+        """The sum of values [head, query, key] over S_i: [query, head, score]."""
+        near_values = values.gather(-1, self.near_keys.expand(len(values), -1, -1))  # [head, query, 5]
+        near = near_values.transpose(0, 1).bmm(self.near.mT)
+        far = values.transpose(0, 1).bmm(self.far.mT)
+        return torch.cat([near, far], -1)
 
 
 class _Sums:
-    """Running sums of one layer; the axes are [head, score] and [head]."""
+    """Running sums; the axes are [head, score] and [head]."""
 
-    def __init__(self, heads: Sequence[int], scores: int) -> None:
-        self.heads = tuple(heads)
-        self.mass = torch.zeros(len(heads), scores, dtype=torch.float64)
-        self.hits = torch.zeros(len(heads), scores, dtype=torch.int64)
-        self.entropy = torch.zeros(len(heads), dtype=torch.float64)
-        self.evenness = torch.zeros(len(heads), dtype=torch.float64)
-        self.seen = torch.zeros(len(heads), dtype=torch.int64)
+    def __init__(self, heads: int, scores: int) -> None:
+        self.mass = torch.zeros(heads, scores, dtype=torch.float64)
+        self.hits = torch.zeros(heads, scores, dtype=torch.int64)
+        self.entropy = torch.zeros(heads, dtype=torch.float64)
+        self.evenness = torch.zeros(heads, dtype=torch.float64)
 
 
-def _chunks(first: int, end: int, numbers_a_row: int) -> Iterator[tuple[int, int]]:
+def _chunks(first: int, end: int, numbers_a_row: int) -> list[tuple[int, int]]:
     """Rows first..end in runs a..b that hold about _CHUNK numbers."""
     step = max(1, _CHUNK // numbers_a_row)
-    return ((a, min(a + step, end)) for a in range(first, end, step))
+    return [(a, min(a + step, end)) for a in range(first, end, step)]
 
 
-def _groups(rules: Sequence[ScoreRule]) -> list[tuple[list[ScoreRule], bool]]:
-    """The rules that are near, and those that are not: the groups that are not empty, each with whether it is near."""
-    groups = [([rule for rule in rules if rule.near == near], near) for near in (True, False)]
-    return [(group, near) for group, near in groups if group]
-
-
-def _places(first: int, end: int, near: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The queries first..end, [query, 1], and the keys that are looked at: all, [1, key], or those near, [query, 5].
-
-    The near ones are i-3..i and 0, each once; in place of one that there is not stands i+1, which is no target of i.
-    """
-    query = torch.arange(first, end, device=device).unsqueeze(-1)
-    if not near:
-        return query, torch.arange(end, device=device).unsqueeze(0)
-    back = query - torch.arange(3, -1, -1, device=device)  # [query, 4]
-    near_keys = torch.cat([torch.zeros_like(query), back], -1)
-    there = torch.cat([query > 3, back >= 0], -1)  # up to row 3, key 0 is among the others
-    return query, near_keys.where(there, query + 1)
-
-
-def _columns(rules: Sequence[ScoreRule], text: TextFacts, query: Tensor, key: Tensor, like: Tensor) -> Tensor:
-    """The targets of the rules side by side, [query, score, key], in the dtype and on the device of `like`."""
-    text = text.to(like.device)
-    columns = like.new_empty(len(query), len(rules), key.shape[-1])
+def _columns(
+    rules: Collection[ScoreRule],
+    text: TextFacts,
+    query: Tensor,
+    key: Tensor,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The targets of the rules side by side, [query, score, key]; `key` is [1, key] or [query, key]."""
+    columns = torch.empty(len(query), len(rules), key.shape[-1], dtype=dtype, device=query.device)
     for place, rule in enumerate(rules):
         if rule.targets is not None:
-            columns[:, place] = rule.targets(text, query, key)
+            targets = rule.targets(text, query, key)
+            if targets.dtype == torch.bool:
+                targets = targets.view(torch.uint8)  # which is converted eight times as fast
+            columns[:, place] = targets
     return columns
 
 
-def _by_row(weights: Tensor, near: Tensor | None) -> Tensor:
-    """Weights [head, query, key] as [query, key, head], of all keys or of those `near`, [query, 5]."""
-    if near is not None:
-        near = near.clamp_max(weights.shape[-1] - 1)
-        weights = weights.gather(-1, near.expand(len(weights), -1, -1))  # [head, query, 5]
-    return weights.permute(1, 2, 0)
-
-
-def _entropy(weights: Tensor) -> Tensor:
+def _entropy(weights: Tensor, scratch: Tensor) -> Tensor:
     """Of each row, in float64: [head, query]. (torch.special.entr takes twice as long: its logarithm is scalar.)"""
     tiny = torch.finfo(weights.dtype).tiny  # so that 0 ln 0 is 0
-    return -weights.clamp_min(tiny).log_().mul_(weights).sum(-1, dtype=torch.float64)
+    return -torch.clamp_min(weights, tiny, out=scratch).log_().mul_(weights).sum(-1).double()

@@ -37,6 +37,7 @@ from attention_core.heads import (
     pattern_rule,
     pool,
     repeat_probe,
+    scoring,
     strongest,
     summarise,
     text_facts,
@@ -232,6 +233,52 @@ def test_a_long_block_gives_what_its_rows_give_one_by_one() -> None:
     for a, b in zip(whole, rows, strict=True):
         assert {name for name, result in a.scores.items() if result.status != "ok"} == {"coreference"}
         assert_close(a, b, 2e-6)
+
+
+@settings(deadline=None)
+@given(text=TEXTS, seed=st.integers(0, 99))
+def test_a_row_is_a_hit_when_every_largest_weight_is_on_a_target(
+    text: list[tuple[int, str]], seed: int
+) -> None:
+    levels = np.tril(
+        np.random.default_rng(seed).integers(1, 4, (2, len(text), len(text)))
+    )  # so that many tie
+    weights = levels / levels.sum(-1, keepdims=True)
+    for head, rows in zip(
+        score_maps(torch.from_numpy(weights), text=facts_of(text)), levels.tolist(), strict=True
+    ):
+        for name in MASS:
+            sets = {i: found for i in range(len(text)) if (found := target_set(name, i, text))}
+            hits = [{j for j, one in enumerate(rows[i]) if one == max(rows[i])} <= s for i, s in sets.items()]
+            assert head.scores[name].argmax_rate == (sum(hits) / len(hits) if hits else None)
+
+
+def test_a_block_may_be_overwritten_once_it_is_taken() -> None:
+    text = text_facts([i * i % 11 for i in range(37)], [".a"[i % 5 > 0] for i in range(37)])
+    maps = random_maps(3, 37)
+    scorer, buffer = HeadScorer(text, {0: range(3)}), torch.empty(3 * 13 * 37, dtype=maps.dtype)
+    for a, b in ((0, 13), (13, 26), (26, 37)):
+        block = buffer[: 3 * (b - a) * b].view(3, b - a, b)
+        scorer.add(0, range(3), range(a, b), block.copy_(maps[:, a:b, :b]))
+        buffer.fill_(float("nan"))
+    for found, expected in zip(scorer.finish(), score_maps(maps, text=text), strict=True):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("room", [0, 5_000, 1 << 25])
+def test_a_layer_gets_the_same_whatever_was_kept_for_it(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_facts([i * i % 11 for i in range(79)], [".a"[i % 5 > 0] for i in range(79)])
+    maps = random_maps(5, 79)
+    expected = score_maps(maps, text=text)
+    monkeypatch.setattr(scoring, "_CHUNK", 2_000)
+    monkeypatch.setattr(scoring, "_KEPT", room)
+    layers = {2: range(5), 3: [4], 7: range(5), 9: [4]}
+    scorer = HeadScorer(text, layers)
+    for layer, heads in layers.items():
+        scorer.add(layer, heads, range(79), maps[list(heads)])
+    for found in scorer.finish():
+        alike = expected[found.head]
+        assert_close(found, HeadResult(found.layer, found.head, alike.scores, alike.entropy))
 
 
 def test_a_batch_of_heads_gives_what_each_gives_alone() -> None:
