@@ -67,6 +67,7 @@ class _Job:
     deadline: Deadline
     queued: float = field(default_factory=time.monotonic)
     started: float | None = None
+    ended: float | None = None
     cancelled: bool = False
     error: BaseException | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -197,7 +198,7 @@ class Engine:
         if job.error is not None:  # an exit inside a job must not end the thread that waits for it
             raise RuntimeError("the job was ended") from job.error
         started = job.started or job.queued
-        return started - job.queued, time.monotonic() - started
+        return started - job.queued, (job.ended or started) - started
 
     def _serve(self) -> None:
         started = time.monotonic()
@@ -221,7 +222,8 @@ class Engine:
                 job.error = error
             finally:
                 self._running = None
-                self._recent_seconds += 0.2 * (time.monotonic() - job.started - self._recent_seconds)
+                job.ended = time.monotonic()  # here: the caller may wait for its turn to go on
+                self._recent_seconds += 0.2 * (job.ended - job.started - self._recent_seconds)
                 job.done.set()
 
     def close(self) -> None:
