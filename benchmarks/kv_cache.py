@@ -54,17 +54,21 @@ class Client:
 
     def post(self, path: str, body: object) -> object:
         """The answer to a POST of JSON."""
-        self.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        return self._answer()
+        return self._read(*self.send("POST", path, body))
 
     def get(self, path: str) -> object:
         """The answer to a GET."""
-        self.connection.request("GET", path)
-        return self._answer()
+        return self._read(*self.send("GET", path))
 
-    def _answer(self) -> object:
+    def send(self, method: str, path: str, body: object = None) -> tuple[http.client.HTTPResponse, bytes]:
+        """The answer and its body, whatever its status."""
+        data = None if body is None else json.dumps(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        self.connection.request(method, path, data, headers)
         response = self.connection.getresponse()
-        body = response.read()
+        return response, response.read()
+
+    def _read(self, response: http.client.HTTPResponse, body: bytes) -> object:
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {body[:300]!r}")
         return json.loads(body)

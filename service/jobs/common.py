@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attention_core.errors import OutOfRangeError
 from attention_core.spans import Span, SpanError, resolve_span
@@ -13,6 +13,9 @@ from service.errors import FieldError, InvalidRequestError, TooLargeError
 from service.schemas.attention import Input
 from service.schemas.common import SpanRequest
 from service.texts import ChatTemplateError, TokenizedText
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def check_count(count: int, limit: int) -> None:
@@ -143,13 +146,18 @@ def check_indices(kind: str, indices: Sequence[int], size: int) -> None:
         raise InvalidRequestError(faults[0].detail, errors=faults)
 
 
+def members(one: DataclassInstance) -> dict[str, Any]:
+    """A dataclass's members by name, as they are. (`dataclasses.asdict` copies each deeply, in ten times the time.)"""
+    return {name: getattr(one, name) for name in one.__dataclass_fields__}
+
+
 def describe(text: TokenizedText) -> dict[str, object]:
     """The members `text`, `tokens` and `words` of a result."""
     described: dict[str, object] = {"text": text.text}
     if text.text_pair is not None:
         described["text_pair"] = text.text_pair
-    tokens = [asdict(token) for token in text.tokens]
-    words = [asdict(word) for word in text.words]
+    tokens = [members(token) for token in text.tokens]
+    words = [members(word) for word in text.words]
     for index in text.special:
         tokens[index]["special"] = True
     for each, second in ((tokens, text.second_token), (words, text.second_word)):

@@ -30,7 +30,7 @@ from attention_core.heads import (
 )
 from service.engine import Session
 from service.errors import InvalidRequestError
-from service.jobs.common import all_or_raise, choose, sentence, texts_of, tokenize
+from service.jobs.common import all_or_raise, choose, members, sentence, texts_of, tokenize
 from service.schemas.heads import HeadsRequest
 from service.texts import TokenizedText
 
@@ -144,10 +144,10 @@ def _similarities(results: Sequence[HeadResult], request: HeadsRequest) -> Seque
 
 
 def _head(result: HeadResult, similarity: float | None) -> dict[str, object]:
-    described = asdict(result)
-    if "custom" in described["scores"]:
-        described["scores"]["custom"]["mae_similarity"] = similarity
-    return described
+    scores = {name: members(score) for name, score in result.scores.items()}
+    if "custom" in scores:
+        scores["custom"]["mae_similarity"] = similarity
+    return {**members(result), "scores": scores}
 
 
 def _top(results: Sequence[HeadResult], name: str) -> list[dict[str, object]]:
