@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.memory import long_text
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.heads import label, score_heads, text_facts, thresholds_of
 from benchmarks.coreference_throughput import DEFAULT_MODEL, ours, sentences
+from benchmarks.memory import long_text
 from service.model import LoadedModel, load_model
 from service.settings import Settings, granted_cpus, process_environment
 from service.weights import WeightsError
