@@ -26,8 +26,8 @@ ATTENTION = "attention_core"  # the name under which transformers knows our atte
 MAX_PADDED_TOKENS = 4096  # of one batch: its number of texts x its longest text
 Weighting = Literal["attention", "value_norm", "scores"]
 
-# Weights computed at once: 16 MiB in float32, whatever the text's length. The C library keeps blocks of this size when
-# they are freed; larger ones it gives back to the system, which hands out new pages, cleared, for each
+# Weights computed at once: 16 MiB in float32, whatever the text's length. glibc keeps blocks of up to 32 MiB when they
+# are freed; larger ones it gives back to the system, which hands out new pages, cleared, for each
 BLOCK_WEIGHTS = 1 << 22
 
 
@@ -261,7 +261,8 @@ class _Capture:
         key = key[:, kv_heads].to(dtype)  # [text, wanted head, token, d]
         norms = None
         if self.weighting == "value_norm":
-            norms = _value_norms(value[:, kv_heads], output_projection(), heads)  # [text, wanted head, token]
+            # [text, wanted head, token]
+            norms = _value_norms(value[:, kv_heads].to(dtype), output_projection().to(dtype), heads)
         longest = max(map(len, self.queries))
         step = max(1, self.block_weights // (len(self.texts) * len(heads) * key.shape[2]))
         for start in range(0, longest, step):
@@ -292,7 +293,7 @@ def _weights(
         return scores
     weights = scores.softmax(-1)
     if norms is not None:
-        weights *= norms[:, :, None, :keys].to(weights.dtype)
+        weights *= norms[:, :, None, :keys]
         weights /= weights.sum(-1, keepdim=True)
     return weights
 

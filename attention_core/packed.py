@@ -17,25 +17,30 @@ from transformers import PreTrainedModel
 from attention_core.capture import Observer
 from attention_core.errors import UnsupportedModelError
 
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest number, in one layer
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest number that a layer adds
 MLP_TOKENS = (
     512  # looked at together: enough for full speed, few enough that what lies between stays in the caches
 )
 
 
 def pack(model: PreTrainedModel) -> bool:
-    """Replace a Qwen2 model's layers by `PackedLayer`s, in place; says whether that was done.
+    """Replace a Qwen2 model's layers by `PackedLayer`s, in place; says whether its layers are packed.
 
-    It is left as it is, which is no error, where the packed product cannot be had or does not give what the linear
-    layer gives: on another device than the CPU, in float64, in bfloat16 on a processor without it, in a build of
-    PyTorch without oneDNN, or for another activation than SiLU. Afterwards the model can be read, not trained, saved
-    or given a cache; the original matrices are let go, layer by layer.
+    It is left as it is, which is no error, where the packed product cannot be had or the first layer, tried on a few
+    tokens, does not give what it gave before: on another device than the CPU, in float64, in bfloat16 on a processor
+    without it, in a build of PyTorch without oneDNN, for another activation than SiLU, for another architecture.
+
+    Afterwards the model is for reading: its last hidden states and attention by `AttentionReader`. It gives no hidden
+    states of other layers and no `output_attentions`, takes no cache, and cannot be trained, copied, cast or saved.
+    The original matrices are let go, layer by layer.
 
     Products are summed in another order, so results differ from the model's own by rounding: attention weights of
     Qwen2.5-0.5B in float32 by up to 5e-5, no farther from the same model in float64 than eager attention is.
     """
     backbone: Any = model.base_model
     layers = backbone.layers
+    if all(isinstance(layer, PackedLayer) for layer in layers):
+        return True
     if not _gives_the_same(backbone):
         return False
     for place in range(len(layers)):
@@ -54,26 +59,29 @@ class PackedLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(
             torch.cat(weights) if len(weights) > 1 else weights[0]
         )
-        biases = [one.bias.detach() for one in linears if one.bias is not None]
-        self._bias = torch.cat(biases) if biases else None
+        biases = [
+            weight.new_zeros(len(weight)) if one.bias is None else one.bias.detach()
+            for one, weight in zip(linears, weights, strict=True)
+        ]
+        self._bias = None if all(one.bias is None for one in linears) else torch.cat(biases)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Y."""
+        """The product y."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return result
 
     def silu(self, x: Tensor) -> Tensor:
-        """Y sigmoid(y)."""
+        """SiLU(y) = y σ(y)."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "swish", [], "")
         return result
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
-        """Y other."""
+        """y ∘ other, element by element; other is [..., out]."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self._bias, "mul")
         return result
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """Y + other."""
+        """y + other; other is [..., out]."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, self._packed, self._bias, "add")
         return result
 
@@ -120,7 +128,13 @@ class PackedLayer(nn.Module):
         capture: Observer | None = None,
         **_: object,
     ) -> Tensor:
-        """The layer's output; `capture` is shown query, key and value on the way."""
+        """The layer's output, [text, token, hidden]; `capture` is shown query, key and value on the way.
+
+        attention_mask        added to the scores (or True where one counts), [text, 1, query, key]; None: causal
+        position_embeddings   cosines and sines of the tokens' angles, each [1 or text, token, d]
+
+        Raises UnsupportedModelError for a cache.
+        """
         if cache is not None:
             raise UnsupportedModelError("packed layers keep no cache; call with use_cache=False")
         query, key, value = self._read(_normalised(hidden_states, self.input_layernorm), position_embeddings)
@@ -173,6 +187,10 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _gives_the_same(backbone: Any) -> bool:
     """Whether packed products can be had here, and give what the first layer itself gives."""
+    if backbone.config.model_type != "qwen2" or not all(
+        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+    ):
+        return False
     layer = backbone.layers[0]
     weight = layer.mlp.gate_proj.weight
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCES:
@@ -181,13 +199,13 @@ def _gives_the_same(backbone: Any) -> bool:
         if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False
         with torch.inference_mode():
-            # Texts of one token: what is attended to is the same under every attention function
-            x = (
-                torch.linspace(-1, 1, 5 * weight.shape[1]).to(weight.dtype).view(5, 1, -1)
-            )  # [text, token, hidden]
-            positions = backbone.rotary_emb(x, torch.tensor([[3]]))
-            expected = layer(x, attention_mask=None, position_embeddings=positions)
-            apart = (PackedLayer(layer)(x, position_embeddings=positions) - expected).abs().max()
-            return bool(apart <= TOLERANCES[weight.dtype] * expected.abs().max())
-    except (AttributeError, NotImplementedError, RuntimeError):  # this build or processor has no such kernel
+            tokens, hidden = 5, weight.shape[1]
+            x = torch.linspace(-1, 1, tokens * hidden).to(weight.dtype).view(1, tokens, hidden).sin()
+            positions = backbone.rotary_emb(x, torch.arange(3, 3 + tokens)[None])
+            # An explicit mask means the same to every attention function
+            mask = torch.full((1, 1, tokens, tokens), float("-inf"), dtype=weight.dtype).triu(1)
+            expected = layer(x, attention_mask=mask, position_embeddings=positions)
+            apart = (PackedLayer(layer)(x, mask, position_embeddings=positions) - expected).abs().max()
+            return bool(apart <= TOLERANCES[weight.dtype] * (expected - x).abs().max())
+    except (NotImplementedError, RuntimeError):  # this build or processor has no such kernel
         return False

@@ -74,5 +74,5 @@ def _forget_refused_encodings() -> None:
 def _start_engine(settings: Settings) -> Engine:
     load = functools.partial(load_model, settings)
     return Engine(
-        load, settings, watchdog_seconds=settings.watchdog_seconds, join_tokens=settings.join_tokens
+        load, settings, watchdog_seconds=settings.watchdog_seconds, coalesce_tokens=settings.coalesce_tokens
     ).start()

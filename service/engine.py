@@ -22,8 +22,8 @@ import torch
 from attention_core.capture import Rows, Weighting
 from attention_core.errors import UnsupportedModelError
 from attention_core.substitution import continuation_log_probabilities
+from service.coalescing import ReadCall, go_together, read_together
 from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
-from service.joining import ReadCall, padded_tokens, read_together
 from service.model import LoadedModel
 from service.schemas.attention import Input
 from service.settings import Limits
@@ -33,9 +33,8 @@ log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
 
-Work = Callable[
-    [Callable[[int], None]], None
-]  # called with what it calls before every layer: see `Engine.run`
+# Called with what it calls before every layer: see `Engine.run`
+Work = Callable[[Callable[[int], None]], None]
 
 GIVE_UP = 5  # watchdog limits: a job running longer than that will not end
 
@@ -66,7 +65,7 @@ class Deadline:
         return DeadlineExceededError(f"No answer within {self.seconds:g} seconds.")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     work: Work | ReadCall
     deadline: Deadline
@@ -84,10 +83,10 @@ class _Job:
 
 
 class Engine:
-    """Loads a model in its own thread and runs jobs on it, one at a time.
+    """Loads a model in its own thread and runs jobs on it in turn.
 
-    `load` is called once, in the inference thread. States: loading → ready → draining, or failed. Waiting calls
-    that are alike are joined to one pass of at most `join_tokens` padded tokens.
+    `load` is called once, in the inference thread. States: loading → ready → draining, or failed. Waiting reads that
+    are alike go through the model in one pass of at most `coalesce_tokens` padded tokens: see `service.coalescing`.
     """
 
     def __init__(
@@ -96,12 +95,12 @@ class Engine:
         limits: Limits,
         *,
         watchdog_seconds: float = math.inf,
-        join_tokens: int = 0,
+        coalesce_tokens: int = 0,
     ) -> None:
         self.limits = limits
         self._load = load
         self._watchdog_seconds = watchdog_seconds
-        self._join_tokens = join_tokens
+        self._coalesce_tokens = coalesce_tokens
         self._waiting: deque[_Job] = deque()
         self._closed = False
         self._changed = threading.Condition()  # of the two above
@@ -160,7 +159,7 @@ class Engine:
 
     @contextlib.contextmanager
     def admit(
-        self, max_elements: int | None = None, *, exact: bool = False, sparse: bool = True
+        self, max_elements: int | None = None, *, exact: bool = False, sparse: bool = True, kind: str = ""
     ) -> Iterator[Session]:
         """Take one of the places in flight, for one request, from acceptance to serialised answer.
 
@@ -191,6 +190,7 @@ class Engine:
                 max_elements or self.limits.max_response_elements,
                 exact,
                 sparse,
+                kind,
             )
         finally:
             with self._lock:
@@ -209,6 +209,8 @@ class Engine:
             self._changed.notify()
         if not job.done.wait(max(0.0, deadline.at - time.monotonic())):
             job.cancelled = True
+            with self._changed:  # it keeps nobody from being joined
+                self._waiting = deque(one for one in self._waiting if one is not job)
             raise deadline.error()
         if isinstance(job.error, Exception):
             raise job.error
@@ -229,23 +231,8 @@ class Engine:
             self._state = "ready"
         log.info("ready", extra={"load_seconds": round(time.monotonic() - started, 3)})
         while jobs := self._next():
-            began = time.monotonic()
-            for job in jobs:
-                job.started = began
-            self._running = jobs[0]
-            try:
-                with torch.inference_mode():  # per thread
-                    self._perform(model, jobs)
-            except BaseException as error:
-                for job in jobs:
-                    job.error = job.error or error
-            finally:
-                self._running = None
-                ended = time.monotonic()  # here: the caller may have to wait before it goes on
-                self._recent_seconds += 0.2 * ((ended - began) / len(jobs) - self._recent_seconds)
-                for job in jobs:
-                    job.ended = ended
-                    job.done.set()
+            self._perform(model, jobs)
+            jobs.clear()  # the last ones' answers are not kept until the next ones come
 
     def _next(self) -> list[_Job]:
         """The job whose turn it is, with those behind it that can be read in the same pass; none at the end."""
@@ -253,34 +240,51 @@ class Engine:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return []
-            jobs = [self._waiting.popleft()]
-            if isinstance(first := jobs[0].work, ReadCall):
-                calls = [first]
-                for job in list(self._waiting):
-                    one = job.work
-                    if isinstance(one, ReadCall) and one.goes_with(first):
-                        if padded_tokens([*calls, one]) > self._join_tokens:
-                            break
-                        self._waiting.remove(job)
-                        jobs.append(job)
-                        calls.append(one)
+            jobs, others = [self._waiting.popleft()], deque[_Job]()
+            for job in self._waiting:
+                calls = [one.work for one in (*jobs, job) if isinstance(one.work, ReadCall)]
+                together = len(calls) == len(jobs) + 1 and go_together(calls, self._coalesce_tokens)
+                (jobs if together else others).append(job)
+            self._waiting = others
             return jobs
 
+    def _perform(self, model: LoadedModel, jobs: Sequence[_Job]) -> None:
+        """Run one job, or read several in one pass, and tell whoever waits."""
+        began = time.monotonic()
+        for job in jobs:
+            job.started = began
+        self._running = jobs[0]
+        try:
+            with torch.inference_mode():  # per thread
+                self._run_or_read(model, jobs)
+        except BaseException as error:
+            for job in jobs:
+                job.error = job.error or error
+        finally:
+            self._running = None
+            ended = time.monotonic()  # here: the caller may have to wait before it goes on
+            self._recent_seconds += 0.2 * ((ended - began) / len(jobs) - self._recent_seconds)
+            for job in jobs:
+                job.ended = ended
+                job.done.set()
+
     @staticmethod
-    def _perform(model: LoadedModel, jobs: Sequence[_Job]) -> None:
+    def _run_or_read(model: LoadedModel, jobs: Sequence[_Job]) -> None:
         for job in jobs:
             try:
                 job.check()
             except DeadlineExceededError as error:
                 job.error = error
-        jobs = [job for job in jobs if job.error is None]
-        calls = [job.work for job in jobs if isinstance(job.work, ReadCall)]
+        live = [job for job in jobs if job.error is None]
+        calls = [job.work for job in live if isinstance(job.work, ReadCall)]
         if calls:
-            read_together(model.reader, calls, [job.check for job in jobs])
-            for job, call in zip(jobs, calls, strict=True):
-                job.error = call.error
+            try:
+                read_together(model.reader, calls, [job.check for job in live])
+            finally:
+                for job, call in zip(live, calls, strict=True):
+                    job.error = call.error
         else:
-            for job in jobs:
+            for job in live:
                 if not isinstance(job.work, ReadCall):
                     job.work(job.check)
 
@@ -304,6 +308,7 @@ class Session:
     max_elements: int  # of the answer, in the format it will be sent in
     exact: bool  # whether that format takes numbers as they are, not rounded
     sparse: bool  # whether of the largest weights it holds no more than those
+    kind: str = ""  # what is asked, as reads of different kinds do not go through the model together
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
 
     def check(self) -> None:
@@ -338,7 +343,7 @@ class Session:
     ) -> None:
         """`AttentionReader.read` in the inference thread, bounded by the request's deadline."""
         self.model.reader.check(sequences, heads, queries)  # here: a wrong request joins no others
-        self._run(ReadCall(sequences, heads, consume, queries, weighting))
+        self._run(ReadCall(sequences, heads, consume, queries, weighting, self.kind))
 
     def continuations(self, sequences: Sequence[Sequence[int]], firsts: Sequence[int]) -> list[float]:
         """`continuation_log_probabilities` in the inference thread, bounded by the request's deadline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +21,8 @@ from service.settings import Settings, granted_cpus
 from service.texts import TextTokenizer, TokenizedText
 from service.weights import ModelFiles, locate
 from service.weights.checks import weight_files
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
     backbone.to(device).eval()
     if pack(backbone):
         _map_anew(backbone, files)
+    elif device == "cpu":
+        log.warning("no packed products for this model, build of torch or processor: about half as fast")
     reader = AttentionReader(backbone)
     _warm_up(reader)
     provenance: dict[str, object] = {

@@ -144,7 +144,8 @@ class WithModel(Generic[A]):
     def answer(self, question: A, written: Format) -> Iterator[Payload]:
         """Holds the place in flight until the answer is written."""
         limit = settings().max_response_elements_compact if written.compact else None
-        with engine().admit(limit, exact=written.exact, sparse=written.sparse) as session:
+        kind = self.job.__name__
+        with engine().admit(limit, exact=written.exact, sparse=written.sparse, kind=kind) as session:
             g.seconds = session.seconds
             payload = self.job(question, session)
             session.check()

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from torch.nn.functional import linear, silu
-from transformers import Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, Qwen3Config, Qwen3Model
 
 import attention_core.packed
 from attention_core.capture import AttentionReader, Rows
@@ -167,6 +167,55 @@ def test_a_model_stays_as_it_is_where_the_kernel_gives_something_else(
     right = PackedLinear.plus
     monkeypatch.setattr(PackedLinear, "plus", lambda self, x, other: 1.01 * right(self, x, other))
     assert not pack(tiny_backbone())
+
+
+@pytest.mark.parametrize("fault", ["no rotation", "scaled", "no mask"])
+def test_the_check_at_loading_sees_where_a_layer_looks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention_core.packed.scaled_dot_product_attention
+    if fault == "no rotation":
+        monkeypatch.setattr(attention_core.packed, "_rotated", lambda x, cos, sin: x)
+    elif fault == "scaled":
+        monkeypatch.setattr(
+            attention_core.packed,
+            "scaled_dot_product_attention",
+            lambda *tensors, scale, **options: right(*tensors, scale=1.1 * scale, **options),
+        )
+    else:
+        monkeypatch.setattr(
+            attention_core.packed,
+            "scaled_dot_product_attention",
+            lambda query, key, value, mask, **options: right(query, key, value, None, **options),
+        )
+    assert not pack(tiny_backbone())
+
+
+def test_a_model_of_another_architecture_stays_as_it_is() -> None:
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    model = Qwen3Model(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)).eval()
+    assert not pack(model)
+
+
+def test_packing_twice_is_packing_once() -> None:
+    backbone = packed_backbone()
+    layers = list(backbone.layers)
+    assert pack(backbone)
+    assert list(backbone.layers) == layers
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_model_is_packed_whatever_its_attention_function(implementation: str) -> None:
+    backbone = tiny_backbone()
+    backbone.set_attn_implementation(implementation)
+    assert pack(backbone)
+
+
+def test_packed_layers_above_the_last_one_needed_never_run() -> None:
+    reader = AttentionReader(packed_backbone())
+    ran: list[int] = []
+    for place, layer in enumerate(reader.backbone.layers):
+        layer.register_forward_pre_hook(lambda *_, of=place: ran.append(of))
+    reader.read([TEXT], {1: [0]}, lambda rows: None)
+    assert ran == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""What requests want read, and short ones of several requests in one pass over the model.
+"""Short reads of several requests in one pass over the model.
 
-A pass over a dozen tokens takes about as long as it takes to get the weights out of memory, so that a few texts more
-cost little. Only waiting requests are joined, nobody is kept waiting for company, and only those that want the same
-heads in the same way: each then ends where it would have ended alone.
+A pass over a dozen tokens takes little longer than getting the weights out of memory, so that a few texts more cost
+less than a pass of their own. Only waiting requests are joined, nobody is kept waiting for company; and only those of
+the same kind that want the same heads in the same way, so that nobody waits for another's layers or for what another
+makes of its rows. Answers differ by rounding only, as those of a batch do.
 """
 
 from __future__ import annotations
@@ -13,32 +14,43 @@ from dataclasses import dataclass, replace
 
 from attention_core.capture import AttentionReader, Rows, Weighting
 
+MOST_PADDING = 1.25  # padded tokens over real ones: padding costs as much as text
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class ReadCall:
-    """The arguments of one request's `AttentionReader.read`, and how it fared."""
+    """The arguments of one request's `AttentionReader.read`, and how it fared.
+
+    `kind` is what is asked: what is done with the rows takes about as long for all of a kind.
+    """
 
     sequences: Sequence[Sequence[int]]
     heads: Mapping[int, Sequence[int]]
     consume: Callable[[Rows], None]
     queries: Sequence[Sequence[int]] | None = None
     weighting: Weighting = "attention"
+    kind: str = ""
     error: BaseException | None = None
 
     @property
     def rows(self) -> list[Sequence[int]]:
-        """Which rows of each text."""
+        """The queries of each text."""
         return [range(len(ids)) for ids in self.sequences] if self.queries is None else list(self.queries)
 
-    def goes_with(self, other: ReadCall) -> bool:
-        """Whether both may be read in one pass."""
-        return (self.weighting, self.heads) == (other.weighting, other.heads)
+    @property
+    def lengths(self) -> list[int]:
+        """How far each text is run: to the last row asked for."""
+        return [max(of_text, default=0) + 1 for of_text in self.rows]
 
 
-def padded_tokens(calls: Sequence[ReadCall]) -> int:
-    """Of one pass over all their texts."""
-    lengths = [len(ids) for one in calls for ids in one.sequences]
-    return len(lengths) * max(lengths, default=0)
+def go_together(calls: Sequence[ReadCall], most_tokens: int) -> bool:
+    """Whether these may be read in one pass, of at most so many tokens with padding."""
+    first, *others = calls
+    lengths = [length for one in calls for length in one.lengths]
+    padded = len(lengths) * max(lengths, default=0)
+    return padded <= min(most_tokens, MOST_PADDING * sum(lengths)) and all(
+        (one.kind, one.weighting, one.heads) == (first.kind, first.weighting, first.heads) for one in others
+    )
 
 
 def read_together(
@@ -52,22 +64,22 @@ def read_together(
     """
     owners = [(one, place) for one in calls for place in range(len(one.sequences))]
 
-    def attempt(one: ReadCall, step: Callable[[], None]) -> None:
+    def attempt(one: ReadCall, step: Callable[..., None], *arguments: object) -> None:
         if one.error is None:
             try:
-                step()
+                step(*arguments)
             except BaseException as error:  # whatever it is, it is this call's alone
                 one.error = error
 
     def before_layer(layer: int) -> None:
         for one, check in zip(calls, checks, strict=True):
-            attempt(one, lambda check=check: check(layer))  # type: ignore[misc]
+            attempt(one, check, layer)
         if all(one.error is not None for one in calls):
             raise _NobodyLeft
 
     def consume(rows: Rows) -> None:
         one, place = owners[rows.text]
-        attempt(one, lambda: one.consume(replace(rows, text=place)))
+        attempt(one, one.consume, replace(rows, text=place))
 
     with contextlib.suppress(_NobodyLeft):
         reader.read(

@@ -12,16 +12,23 @@ import pytest
 import torch
 
 from attention_core.capture import Rows
+from attention_core.errors import OutOfRangeError
 from service.app import create_app
+from service.coalescing import ReadCall
 from service.engine import Deadline, Engine
 from service.errors import DeadlineExceededError
-from service.joining import ReadCall
 from service.settings import Settings
 from tests.conftest import wait_until
 from tests.tiny import HEADS, LAYERS, tiny_model
 
 EVERY = {layer: range(HEADS) for layer in range(LAYERS)}
-TEXTS = [[5, 11, 17, 23, 5], [2, 3, 301], [17, 13, 11, 7, 5, 3, 2], [1], [299, 298, 297, 296, 295]]
+TEXTS = [
+    [5, 11, 17, 23, 5],
+    [2, 3, 301, 0, 7, 1],
+    [17, 13, 11, 7, 5, 3, 2],
+    [1, 1, 2, 1, 1, 2],
+    [299, 298, 297, 296, 295],
+]
 
 
 @dataclass
@@ -62,7 +69,7 @@ def held(request: pytest.FixtureRequest) -> Iterator[Held]:
     model.reader.backbone.embed_tokens.register_forward_hook(
         lambda _, args, __: passes.append(tuple(args[0].shape))
     )
-    engine = Engine(lambda: model, Settings(), join_tokens=getattr(request, "param", 40)).start()
+    engine = Engine(lambda: model, Settings(), coalesce_tokens=getattr(request, "param", 40)).start()
     wait_until(lambda: engine.state == "ready")
     found = Held(engine, passes)
     found.hold()
@@ -120,7 +127,7 @@ def test_no_more_are_joined_than_the_setting_allows(held: Held) -> None:
     for future in asked:
         future.result(20)
     expected = {0: [(1, 5)] * 3, 14: [(2, 5), (1, 5)], 15: [(3, 5)]}
-    assert held.passes == expected[held.engine._join_tokens]
+    assert held.passes == expected[held.engine._coalesce_tokens]
 
 
 def test_other_heads_and_other_weightings_are_read_apart_and_in_turn(held: Held) -> None:
@@ -200,6 +207,96 @@ def test_what_the_model_raises_reaches_everyone_and_the_next_pass_works(
     one, maps = call(TEXTS[0])
     held.engine.run(one, Deadline.after(20))
     assert same(maps, alone(TEXTS[0]))
+
+
+@pytest.mark.parametrize("held", [100], indirect=True)
+def test_texts_are_not_joined_where_much_would_be_padding(held: Held) -> None:
+    long, short = list(range(40)), TEXTS[0]
+    asked = [held.ask(call(ids)[0]) for ids in (long, short, list(range(39)), short)]
+    held.gate.set()
+    for future in asked:
+        future.result(20)
+    assert held.passes == [(2, 40), (2, 5)]
+
+
+def test_a_text_counts_as_far_as_it_is_run(held: Held) -> None:
+    asked = [held.ask(call(list(range(60)), queries=[[4]])[0]), held.ask(call(TEXTS[0])[0])]
+    held.gate.set()
+    for future in asked:
+        future.result(20)
+    assert held.passes == [(2, 5)]
+
+
+def test_requests_of_several_texts_get_their_own(held: Held) -> None:
+    maps = [Maps(), Maps()]
+    asked = [
+        held.ask(ReadCall([TEXTS[0], TEXTS[4]], EVERY, maps[0])),
+        held.ask(ReadCall([TEXTS[4], TEXTS[0]], EVERY, maps[1])),
+    ]
+    held.gate.set()
+    for future in asked:
+        future.result(20)
+    assert held.passes == [(4, 5)]
+    for layer in range(LAYERS):
+        for one, other in ((0, 1), (1, 0)):
+            assert torch.allclose(maps[0].found[one, layer], maps[1].found[other, layer], atol=1e-6)
+            assert not torch.allclose(maps[0].found[one, layer], maps[1].found[one, layer], atol=1e-3)
+
+
+def test_kinds_of_question_are_not_joined(held: Held) -> None:
+    asked = [held.ask(call(TEXTS[0], kind=kind)[0]) for kind in ("maps", "classify", "maps")]
+    held.gate.set()
+    for future in asked:
+        future.result(20)
+    assert held.passes == [(2, 5), (1, 5)]
+
+
+def test_a_deadline_that_passes_during_a_pass_ends_that_call_alone(held: Held) -> None:
+    seen: dict[str, list[int]] = {"patient": [], "impatient": []}
+    patient = ReadCall([TEXTS[0]], EVERY, lambda rows: seen["patient"].append(rows.layer))
+
+    def slow(rows: Rows) -> None:
+        seen["impatient"].append(rows.layer)
+        wait_until(lambda: waiting[1].done())  # its deadline passes while the first layer is read
+
+    waiting = [held.ask(patient), held.ask(ReadCall([TEXTS[4]], EVERY, slow), seconds=0.4)]
+    held.gate.set()
+    with pytest.raises(DeadlineExceededError):
+        waiting[1].result(20)
+    waiting[0].result(20)
+    assert held.passes == [(2, 5)]
+    assert seen == {"patient": list(range(LAYERS)), "impatient": [0]}
+
+
+def test_the_time_to_come_back_counts_a_joined_request_as_its_share(held: Held) -> None:
+    held.engine._recent_seconds = 0.0
+    calls = [call(TEXTS[0])[0], call(TEXTS[0], consume=lambda rows: wait_until(later.is_set))[0]]
+    later = threading.Event()
+    asked = [held.ask(one) for one in calls]
+    held.gate.set()
+    wait_until(lambda: held.engine._running is not None and not held.engine._waiting)
+    before = held.engine._recent_seconds  # of the job that kept the thread busy
+    threading.Timer(0.5, later.set).start()
+    for future in asked:
+        future.result(20)
+    assert (
+        held.engine._recent_seconds - 0.8 * before < 0.2 * 0.5
+    )  # half of a pass of about 0.5 s, and not all of it
+
+
+def test_a_read_that_is_wrong_is_refused_before_it_waits(held: Held) -> None:
+    with held.engine.admit() as session, pytest.raises(OutOfRangeError):
+        session.read([[1, 99999]], EVERY, lambda rows: None)
+    assert not held.engine._waiting
+
+
+def test_the_service_joins_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.app.load_model", lambda settings: tiny_model())
+    for tokens in (0, 128):
+        engine: Engine = create_app(Settings(coalesce_tokens=tokens)).extensions["engine"]
+        assert engine._coalesce_tokens == tokens
+        engine.close()
+    assert Settings().coalesce_tokens == 128
 
 
 def test_requests_joined_over_http_answer_as_alone_and_a_wrong_one_among_them_is_refused(held: Held) -> None:
