@@ -52,6 +52,7 @@ from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 from attention_core.capture import Rows
 from attention_core.heads import HeadScorer, text_facts
 from benchmarks.head_detector import DEFAULT_MODEL, TOLERANCE, load_theirs
+from benchmarks.memory import classify, in_own_process, long_text
 from service.model import LoadedModel, load_model
 from service.settings import Settings, granted_cpus, process_environment
 from service.weights import WeightsError, locate
@@ -205,8 +206,6 @@ def compare_maps(models: Models, texts: Sequence[Ids], heads: Heads, lens: bool)
 
 def compare_long(models: Models, ids: Ids, tokens: Sequence[str], heads: Heads) -> dict[str, float]:
     """The last row of every head of a text too long for the snippet, and all scores of its beginning."""
-    from benchmarks.memory import classify
-
     last: dict[int, Tensor] = {}
 
     def keep(rows: Rows) -> None:
@@ -228,8 +227,6 @@ def compare_long(models: Models, ids: Ids, tokens: Sequence[str], heads: Heads) 
 
 
 def rows_of(models: Models, skip_long: bool) -> dict[str, Row]:
-    from benchmarks.memory import classify, long_text
-
     reader, tokenizer = models.loaded.reader, models.loaded.tokenizer
     every = {layer: range(reader.heads) for layer in range(reader.layers)}
     eight = [tokenizer.tokenize(sentence).ids for sentence in SENTENCES]
@@ -363,8 +360,6 @@ def measure(models: Models, rows: Mapping[str, Row], settings: Settings, rounds:
 
 
 def evaluate_peak(settings: Settings) -> dict[str, Any]:
-    from benchmarks.memory import in_own_process
-
     peak = in_own_process(settings, "ours", LONG)["peak_bytes"]
     gib = peak / (1 << 30)
     promise = f"≤ {MAX_PEAK_GIB:g} GiB above the model"

@@ -215,8 +215,8 @@ def score_heads(
 class _Targets:
     """What the text alone decides: the targets of the scores that have any, and what a uniform head puts on them.
 
-    `names` are these scores, in the order of the axis [score]: `near` ones, sets of any keys, lengths. `rows`, how many
-    rows have a target, and `baselines` are in their order.
+    `names` are these scores, in the order of the axis [score]: `near` ones, other sets, numbers. `rows`, how many rows
+    have a target, and `baselines` are in their order.
     """
 
     def __init__(self, text: TextFacts, rules: Mapping[str, ScoreRule]) -> None:
@@ -231,12 +231,13 @@ class _Targets:
 
         with_targets = {name: rule for name, rule in rules.items() if rule.targets is not None}
         near = {name: rule for name, rule in with_targets.items() if rule.near}
-        sets = {name: rule for name, rule in with_targets.items() if not rule.near and rule.kind == "mass"}
-        lengths = {name: rule for name, rule in with_targets.items() if name not in near and name not in sets}
-        names, far = [*near, *sets, *lengths], [*sets.values(), *lengths.values()]
+        far = {name: rule for name, rule in with_targets.items() if not rule.near}
+        sets = {name: rule for name, rule in far.items() if _is_set(rule, text, query)}
+        numbers = {name: rule for name, rule in far.items() if name not in sets}
+        far = {**sets, **numbers}
         near_columns = _columns(near.values(), text, query, asked)
         far_sizes = [
-            _columns(far, text, query[a:b], query[:b].T).sum(-1, dtype=torch.float64)
+            _columns(far.values(), text, query[a:b], query[:b].T).sum(-1, dtype=torch.float64)
             for a, b in _chunks(0, tokens, max(1, len(far)) * tokens)
         ]
         sizes = torch.cat([near_columns.sum(-1, dtype=torch.float64), torch.cat(far_sizes)], -1).cpu()
@@ -244,12 +245,12 @@ class _Targets:
         rows = applicable.sum(0)  # [score]
         shares = (sizes / torch.arange(1, tokens + 1).unsqueeze(-1)).sum(0)  # [score]
         kept = rows > 0
-        self.names = [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
+        self.names = [name for name, keep in zip([*near, *far], kept.tolist(), strict=True) if keep]
         self.rows: list[int] = rows[kept].tolist()
         self.baselines: list[float] = (shares[kept] / rows[kept]).tolist()
         self._near_columns = near_columns[:, kept[: len(near)].to(near_columns.device)]
         self._sets = [rule for name, rule in sets.items() if name in self.names]
-        self._lengths = [rule for name, rule in lengths.items() if name in self.names]
+        self._numbers = [rule for name, rule in numbers.items() if name in self.names]
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._room = _KEPT
 
@@ -263,11 +264,11 @@ class _Targets:
             if sets.numel() <= self._room:  # every layer asks for them
                 self._kept[first, end] = sets
                 self._room -= sets.numel()
-        lengths = _columns(self._lengths, *where, like.dtype)
+        numbers = _columns(self._numbers, *where, like.dtype)
         return _RowTargets(
             self._near_keys[first:end].to(like.device),
             self._near_columns[first:end].to(like),
-            torch.cat([sets.to(like), lengths], 1),
+            torch.cat([sets.to(like), numbers], 1),
         )
 
 
@@ -301,6 +302,11 @@ def _chunks(first: int, end: int, numbers_a_row: int) -> list[tuple[int, int]]:
     """Rows first..end in runs a..b that hold about _CHUNK numbers."""
     step = max(1, _CHUNK // numbers_a_row)
     return [(a, min(a + step, end)) for a in range(first, end, step)]
+
+
+def _is_set(rule: ScoreRule, text: TextFacts, query: Tensor) -> bool:
+    """Whether the targets of a rule are true or false, so that a byte holds them."""
+    return rule.targets is not None and rule.targets(text, query[:1], query[:1]).dtype == torch.bool
 
 
 def _columns(

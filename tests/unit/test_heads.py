@@ -281,6 +281,12 @@ def test_a_layer_gets_the_same_whatever_was_kept_for_it(room: int, monkeypatch: 
         assert_close(found, HeadResult(found.layer, found.head, alike.scores, alike.entropy))
 
 
+def test_a_target_may_count_for_a_fraction() -> None:
+    rule = ScoreRule("half of what lies before", "", "", lambda text, query, key: (key < query) * 0.5)
+    (head,) = score_maps(BY_HAND.unsqueeze(0), rules={"half": rule})
+    assert head.scores["half"].score == (0.75 + 0.75 + 1 + 0.875) / 4 / 2
+
+
 def test_a_batch_of_heads_gives_what_each_gives_alone() -> None:
     text = text_facts([i * i % 11 for i in range(29)], [".a"[i % 5 > 0] for i in range(29)])
     maps = random_maps(7, 29)
