@@ -20,7 +20,7 @@ weights: $(VENV)/installed  ## the weights that the tests and the README's examp
 	ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/attention-service fetch-weights
 
 test: $(VENV)/installed weights  ## every test, on real weights
-	GOMP_SPINCOUNT=10000 ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
+	GOMP_SPINCOUNT=1000 ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
 
 check: $(VENV)/installed  ## lint, format, types
 	$(BIN)/ruff check .

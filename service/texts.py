@@ -71,12 +71,14 @@ class TextTokenizer:
 
     def __init__(self, tokenizer_json: str, chat_template: str | None = None) -> None:
         self._parsing = Tokenizer.from_str(tokenizer_json)
-        specification = json.loads(tokenizer_json)
-        self._special = {token["id"]: token["content"] for token in specification["added_tokens"]}
+        self._special = {
+            token_id: token.content for token_id, token in self._parsing.get_added_tokens_decoder().items()
+        }
         # Without its added tokens a tokenizer cannot find any in a text: neither special ones nor <tool_call>,
-        # which `encode_special_tokens` would still let through.
-        specification["added_tokens"] = []
-        self._literal = Tokenizer.from_str(json.dumps(specification))
+        # which `encode_special_tokens` would still let through. Both share the vocabulary, which takes long to read.
+        self._literal = Tokenizer(self._parsing.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            setattr(self._literal, part, getattr(self._parsing, part))
         self._chat_template = chat_template
 
     @property

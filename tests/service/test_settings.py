@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.cli import main
-from service.settings import Settings, granted_cpus
+from service.settings import Settings, granted_cpus, process_environment
 
 
 def test_the_environment_sets_settings_and_host_and_port_have_no_prefix(
@@ -86,3 +86,10 @@ def test_threads_are_the_cpus_that_the_quota_grants(
 def test_affinity_counts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 9})
     assert granted_cpus(*group(tmp_path, "0::/\n", {"cpu.max": "500000 100000"})) == 2
+
+
+def test_a_server_has_the_threads_it_was_told_and_they_spin_only_briefly() -> None:
+    environment = process_environment(Settings(threads=3))
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "3")
+    assert 0 < int(environment["GOMP_SPINCOUNT"]) <= 3000  # at 10,000 a busy machine takes twice as long
+    assert "OMP_WAIT_POLICY" not in environment

