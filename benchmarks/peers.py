@@ -17,9 +17,10 @@ row of every head, from transformers' eager attention over a cache, and all scor
 maps. Then each participant runs once unmeasured, then in interleaved rounds whose order rotates. A ratio is taken in
 each round; shown are medians, and in brackets the least and the most.
 
-The limit is the least time in which the machine could do a row: the larger of reading the weights once at its bandwidth
-and of the FLOP of linear layers and causal attention at the rate of the best matrix product, both measured in the same
-run. Only what maps cannot do without counts: the layers below the last one whole, of the last one queries and keys.
+The limit is an estimate of the least time in which the machine could do a row: the larger of reading the weights once
+at its bandwidth and of the FLOP of linear layers and causal attention at the rate of the best matrix product, both
+measured in the same run. Only what maps cannot do without counts: the layers below the last one whole, of the last one
+queries and keys.
 
 Needs the extra `bench`. The exit code is 1 where maps differ or a promise is not kept.
 """
@@ -51,10 +52,11 @@ from transformers import AutoModel, AutoModelForCausalLM, DynamicCache
 
 from attention_core.capture import Rows
 from attention_core.heads import HeadScorer, text_facts
-from benchmarks.head_detector import DEFAULT_MODEL, TOLERANCE, load_theirs
+from benchmarks.common import DEFAULT_MODEL, start_as_the_service_does
+from benchmarks.head_detector import TOLERANCE, load_theirs
 from benchmarks.memory import classify, in_own_process, long_text
 from service.model import LoadedModel, load_model
-from service.settings import Settings, granted_cpus, process_environment
+from service.settings import Settings, granted_cpus
 from service.weights import WeightsError, locate
 
 SENTENCES = (  # 12 tokens each
@@ -219,7 +221,9 @@ def compare_long(models: Models, ids: Ids, tokens: Sequence[str], heads: Heads) 
         scorer.add(layer, heads[layer], range(len(ids)), maps[0])
     pairs = zip(classify(models.loaded.reader, ids, tokens), scorer.finish(), strict=True)
     scores = [(a.score, b.scores[name].score) for ours, b in pairs for name, a in ours.scores.items()]
-    found["ours, scores"] = max(abs(a - b) for a, b in scores if a is not None and b is not None)
+    found["ours, scores"] = max(
+        math.inf if a is None or b is None else abs(a - b) for a, b in scores if (a, b) != (None, None)
+    )
     return found
 
 
@@ -424,9 +428,7 @@ def main() -> int:
 
     os.environ.setdefault("ATTENTION_MODEL", DEFAULT_MODEL)
     settings = Settings(device="cpu", dtype="float32")
-    environment = process_environment(settings)
-    if any(os.environ.get(name) != value for name, value in environment.items()):
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **environment})  # read when a process starts
+    start_as_the_service_does(settings)
     threads = settings.threads or granted_cpus()
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
