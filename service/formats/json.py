@@ -27,7 +27,7 @@ def check_finite(value: object, nulls: bool = False) -> None:
         if not math.isfinite(value):
             raise ValueError("an answer holds a number that is not finite")
     elif isinstance(value, np.ndarray):
-        if not np.all(np.isfinite(value) | (np.isnan(value) if nulls else False)):
+        if np.isinf(value).any() if nulls else not np.isfinite(value).all():
             raise ValueError("an answer holds an array with numbers that are not finite")
     elif isinstance(value, dict | list | tuple):
         for member in value.values() if isinstance(value, dict) else value:
