@@ -225,6 +225,39 @@ class Observer(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some of the rows asked for of each text, what they select of the queries, and the keys in their future.
+
+    Texts with fewer rows than others have any others in the places left over.
+    """
+
+    rows: Sequence[Sequence[int]]
+    chosen: slice | Tensor  # the same run of rows of every text, or indices [text, row]
+    first: int  # no key up to here is in any row's future
+    keys: int  # none after these is in any row's past
+    future: Tensor  # [text or 1, 1, row, key from `first` on]
+
+
+def _block(queries: Sequence[Sequence[int]], start: int, end: int, device: torch.device) -> _Block:
+    """The rows in places start..end of each text's queries."""
+    rows = [of_text[start:end] for of_text in queries]
+    keys = max(of_text[-1] for of_text in rows if len(of_text)) + 1
+    longest = max(rows, key=len)
+    width, first = len(longest), longest[0]
+    chosen: slice | Tensor = slice(first, first + width)
+    index = torch.arange(first, first + width)[None]
+    if any(
+        len(of_text) and (of_text[0], of_text[-1]) != (first, first + len(of_text) - 1) for of_text in rows
+    ):
+        index = torch.zeros(len(rows), width, dtype=torch.long)
+        for place, of_text in enumerate(rows):
+            index[place, : len(of_text)] = torch.as_tensor(of_text)
+        chosen, first = index.to(device), int(index.min())
+    future = torch.arange(first, keys) > index[:, None, :, None]
+    return _Block(rows, chosen, first, keys, future.to(device))
+
+
 @dataclass(slots=True)
 class _Capture:
     """What one forward call wants."""
@@ -236,6 +269,9 @@ class _Capture:
     consume: Callable[[Rows], None]
     before_layer: Callable[[int], None] | None
     block_weights: int
+    blocks: dict[tuple[int, int], _Block] = field(
+        default_factory=dict
+    )  # by first place and step: of every layer
     layers_read: list[int] = field(default_factory=list)
 
     def observe(
@@ -253,11 +289,12 @@ class _Capture:
         heads = self.heads.get(layer)
         if heads is None:
             return
-        group = query.shape[1] // key.shape[1]
+        every, group = range(query.shape[1]), query.shape[1] // key.shape[1]
         kv_heads = [head // group for head in heads]
         # At least float32 whatever the model's dtype, as the softmax of transformers' eager attention
         dtype = torch.promote_types(query.dtype, torch.float32)
-        query = query[:, list(heads)].to(dtype) * scaling  # [text, wanted head, token, d]
+        query = query if heads == tuple(every) else query[:, list(heads)]
+        query = query.to(dtype) * scaling  # [text, wanted head, token, d]
         key = key[:, kv_heads].to(dtype)  # [text, wanted head, token, d]
         norms = None
         if self.weighting == "value_norm":
@@ -266,9 +303,11 @@ class _Capture:
         longest = max(map(len, self.queries))
         step = max(1, self.block_weights // (len(self.texts) * len(heads) * key.shape[2]))
         for start in range(0, longest, step):
-            block = [rows[start : start + step] for rows in self.queries]
+            if (start, step) not in self.blocks:
+                self.blocks[start, step] = _block(self.queries, start, start + step, query.device)
+            block = self.blocks[start, step]
             weights = _weights(query, key, block, self.weighting, norms)
-            for place, rows in enumerate(block):
+            for place, rows in enumerate(block.rows):
                 if len(rows):
                     part = weights[place, :, : len(rows), : rows[-1] + 1]
                     self.consume(Rows(self.texts[place], layer, heads, rows, part))
@@ -277,44 +316,23 @@ class _Capture:
             raise _LastLayerRead
 
 
-def _weights(
-    query: Tensor, key: Tensor, rows: Sequence[Sequence[int]], weighting: Weighting, norms: Tensor | None
-) -> Tensor:
-    """Weights [text, head, row, key] of the given rows, from scaled queries; keys beyond the last row are left out."""
-    chosen, index = _chosen(query, rows)
-    keys = max(row[-1] for row in rows if len(row)) + 1
-    scores = chosen @ key[:, :, :keys].transpose(2, 3)  # [text, head, row, key]
-    first = int(index.min())  # no key up to here is in any row's future
-    future = (
-        torch.arange(first, keys, device=query.device) > index[:, :, None]
-    )  # [text, row, key from first on]
-    scores[..., first:].masked_fill_(future[:, None], float("nan" if weighting == "scores" else "-inf"))
+def _weights(query: Tensor, key: Tensor, block: _Block, weighting: Weighting, norms: Tensor | None) -> Tensor:
+    """Weights [text, head, row, key] of the block's rows, from scaled queries; later keys are left out."""
+    if isinstance(block.chosen, slice):
+        query = query[:, :, block.chosen]
+    else:
+        index = block.chosen[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        query = query.gather(2, index)
+    scores = query @ key[:, :, : block.keys].transpose(2, 3)  # [text, head, row, key]
+    nothing = float("nan" if weighting == "scores" else "-inf")
+    scores[..., block.first :].masked_fill_(block.future, nothing)
     if weighting == "scores":
         return scores
     weights = scores.softmax(-1)
     if norms is not None:
-        weights *= norms[:, :, None, :keys]
+        weights *= norms[:, :, None, : block.keys]
         weights /= weights.sum(-1, keepdim=True)
     return weights
-
-
-def _chosen(query: Tensor, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """The queries of the given rows, [text, head, row, d], and their indices, [text or 1, row].
-
-    Texts with fewer rows than others have any others in the places left over.
-    """
-    width = max(map(len, rows))
-    longest = next(row for row in rows if len(row) == width)
-    first = longest[0]
-    if all(not len(row) or (row[0] == first and row[-1] == first + len(row) - 1) for row in rows):
-        return query[:, :, first : first + width], torch.arange(first, first + width, device=query.device)[
-            None
-        ]
-    index = torch.zeros(len(rows), width, dtype=torch.long)
-    for place, row in enumerate(rows):
-        index[place, : len(row)] = torch.as_tensor(row)
-    index = index.to(query.device)
-    return query.gather(2, index[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])), index
 
 
 def _value_norms(value: Tensor, output_projection: Tensor, heads: Sequence[int]) -> Tensor:
