@@ -28,7 +28,8 @@ def pack(model: PreTrainedModel) -> bool:
 
     It is left as it is, which is no error, where the packed product cannot be had or the first layer, tried on a few
     tokens, does not give what it gave before: on another device than the CPU, in float64, in bfloat16 on a processor
-    without it, in a build of PyTorch without oneDNN, for another activation than SiLU, for another architecture.
+    without it, in a build of PyTorch without oneDNN, for another activation than SiLU, for another architecture, or
+    where a layer has an adapter, a quantised matrix or a hook.
 
     Afterwards the model is for reading: its last hidden states and attention by `AttentionReader`. It gives no hidden
     states of other layers and no `output_attentions`, takes no cache, and cannot be trained, copied, cast or saved.
@@ -38,11 +39,14 @@ def pack(model: PreTrainedModel) -> bool:
     Qwen2.5-0.5B in float32 by up to 5e-5, no farther from the same model in float64 than eager attention is.
     """
     backbone: Any = model.base_model
+    if backbone.config.model_type != "qwen2":
+        return False
     layers = backbone.layers
     if all(isinstance(layer, PackedLayer) for layer in layers):
         return True
-    if not _gives_the_same(backbone):
+    if not all(_is_plain(layer, layers[0]) for layer in layers) or not _gives_the_same(backbone):
         return False
+    backbone.requires_grad_(False)
     for place in range(len(layers)):
         layers[place] = PackedLayer(layers[place])
     return True
@@ -185,11 +189,28 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return result
 
 
+def _is_plain(layer: Any, first: Any) -> bool:
+    """Whether a layer is what transformers made it, of the first one's kind: no adapter, no quantisation, no hook."""
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = (
+        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
+        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+    )
+    like = first.self_attn.q_proj
+    return (
+        all(type(one) is nn.Linear for one in (*linears, like))
+        and all(
+            (one.weight.dtype, one.weight.device) == (like.weight.dtype, like.weight.device)
+            for one in linears
+        )
+        and type(mlp.act_fn) is type(first.mlp.act_fn)
+        and not any(one._forward_hooks or one._forward_pre_hooks for one in layer.modules())
+    )
+
+
 def _gives_the_same(backbone: Any) -> bool:
     """Whether packed products can be had here, and give what the first layer itself gives."""
-    if backbone.config.model_type != "qwen2" or not all(
-        hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
-    ):
+    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")):
         return False
     layer = backbone.layers[0]
     weight = layer.mlp.gate_proj.weight

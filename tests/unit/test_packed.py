@@ -189,6 +189,42 @@ def test_the_check_at_loading_sees_where_a_layer_looks(fault: str, monkeypatch: 
     assert not pack(tiny_backbone())
 
 
+class Adapted(torch.nn.Module):
+    """As an adapter does: a linear layer and something beside it."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.linear(x)
+
+
+@pytest.mark.parametrize("place", [0, LAYERS - 1])
+@pytest.mark.parametrize("change", ["hook", "adapter", "activation", "dtype"])
+def test_a_model_with_a_layer_of_its_own_kind_stays_as_it_is(change: str, place: int) -> None:
+    backbone = tiny_backbone()
+    layer = backbone.layers[place]
+    if change == "hook":
+        layer.self_attn.q_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
+    elif change == "adapter":
+        layer.mlp.gate_proj = Adapted(layer.mlp.gate_proj)
+    elif change == "activation":
+        layer.mlp.act_fn = torch.nn.GELU()
+    else:
+        layer.self_attn.k_proj.double()
+    before = list(backbone.layers)
+    assert not pack(backbone)
+    assert list(backbone.layers) == before
+
+
+def test_a_packed_model_works_outside_inference_mode() -> None:
+    backbone = packed_backbone()
+    got = backbone(torch.tensor([TEXT]), use_cache=False).last_hidden_state
+    assert not got.requires_grad
+    assert (got - states(backbone, [TEXT])).abs().max() <= 1e-5 * got.abs().max()
+
+
 def test_a_model_of_another_architecture_stays_as_it_is() -> None:
     sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
     model = Qwen3Model(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)).eval()
