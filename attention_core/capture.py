@@ -269,9 +269,8 @@ class _Capture:
     consume: Callable[[Rows], None]
     before_layer: Callable[[int], None] | None
     block_weights: int
-    blocks: dict[tuple[int, int], _Block] = field(
-        default_factory=dict
-    )  # by first place and step: of every layer
+    # By first place and step: the same in every layer
+    blocks: dict[tuple[int, int], _Block] = field(default_factory=dict)
     layers_read: list[int] = field(default_factory=list)
 
     def observe(
@@ -289,11 +288,12 @@ class _Capture:
         heads = self.heads.get(layer)
         if heads is None:
             return
-        every, group = range(query.shape[1]), query.shape[1] // key.shape[1]
+        group = query.shape[1] // key.shape[1]
         kv_heads = [head // group for head in heads]
         # At least float32 whatever the model's dtype, as the softmax of transformers' eager attention
         dtype = torch.promote_types(query.dtype, torch.float32)
-        query = query if heads == tuple(every) else query[:, list(heads)]
+        if heads != tuple(range(query.shape[1])):
+            query = query[:, list(heads)]
         query = query.to(dtype) * scaling  # [text, wanted head, token, d]
         key = key[:, kv_heads].to(dtype)  # [text, wanted head, token, d]
         norms = None

@@ -19,7 +19,6 @@ import os
 import statistics
 import sys
 import time
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import torch
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.heads import label, score_heads, text_facts, thresholds_of
-from benchmarks.common import DEFAULT_MODEL, start_as_the_service_does
+from benchmarks.common import DEFAULT_MODEL, packaged_items, start_as_the_service_does
 from benchmarks.coreference_throughput import ours, sentences
 from benchmarks.memory import long_text
 from service.model import LoadedModel, load_model
@@ -60,11 +59,7 @@ def labels(model: LoadedModel) -> set[tuple[int, int, str]]:
 
 def errors(full: LoadedModel, short: LoadedModel) -> dict[str, float]:
     """What bfloat16 changes."""
-    texts = [
-        json.loads(line)["text"]
-        for name in ("easy", "control")
-        for line in (resources.files("service") / "data" / f"{name}.jsonl").read_text().splitlines()
-    ]
+    texts = [item["text"] for item in packaged_items()]
     largest, total, weights, moved, rows = 0.0, 0.0, 0, 0, 0
     for text in texts:
         ids = full.tokenizer.tokenize(text).ids

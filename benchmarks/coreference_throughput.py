@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ from attention_core.capture import AttentionReader
 from attention_core.coreference import NOISE, HeadAnswer, Question, ask, attend
 from attention_core.evaluation import NO_CHOICE, Item, Split, evaluate
 from attention_core.spans import resolve_span
-from benchmarks.common import DEFAULT_MODEL
+from benchmarks.common import DEFAULT_MODEL, packaged_items
 from service.settings import granted_cpus
 from service.texts import TextTokenizer
 from service.weights import WeightsError, locate
@@ -56,13 +55,9 @@ class Sentence:
 
 def sentences(tokenizer: TextTokenizer, count: int) -> list[Sentence]:
     """The packaged sentences, in turn, each behind a number, so that no two texts are the same."""
-    files = resources.files("service") / "data"
-    lines = [
-        line for name in ("easy", "control") for line in (files / f"{name}.jsonl").read_text().splitlines()
-    ]
-    found = []
+    items, found = packaged_items(), []
     for place in range(count):
-        item = json.loads(lines[place % len(lines)])
+        item = items[place % len(items)]
         before = f"Note {place}: "
         text = tokenizer.tokenize(before + item["text"])
         pronoun, *candidates = (

@@ -36,7 +36,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from transformers import AutoConfig, AutoModel
 
 from attention_core.capture import AttentionReader, Rows
 from attention_core.heads import SCORES, HeadResult, score_heads, text_facts
-from benchmarks.common import DEFAULT_MODEL
+from benchmarks.common import DEFAULT_MODEL, packaged_items
 from service.model import load_model
 from service.settings import Settings, granted_cpus, process_environment
 from service.texts import TextTokenizer
@@ -67,11 +66,7 @@ GIB = 1 << 30
 
 def long_text(tokenizer: TextTokenizer, tokens: int) -> tuple[Sequence[int], Sequence[str]]:
     """The ids and token texts of English with punctuation and repeats: the packaged sentences in a fixed mix."""
-    files = resources.files("service") / "data"
-    lines = [
-        line for name in ("easy", "control") for line in (files / f"{name}.jsonl").read_text().splitlines()
-    ]
-    sentences = [json.loads(line)["text"] for line in lines]
+    sentences = [item["text"] for item in packaged_items()]
     mixed = random.Random(0).choices(sentences, k=tokens)  # a sentence is more than one token
     text = tokenizer.tokenize(" ".join(mixed))
     return text.ids[:tokens], [token.text for token in text.tokens[:tokens]]
@@ -109,8 +104,7 @@ def _status(field: str) -> int:
 def _settle(model: torch.nn.Module) -> Memory:
     """What this process takes with the loaded model; from here on its peak is recorded anew."""
     for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.layout == torch.strided:  # repacked ones have been written, and so are resident
-            tensor.sum()  # a mapped file's pages become resident when first read
+        tensor.sum()  # a mapped file's pages become resident when first read
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that is still held would hide what the text needs
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM = VmRSS; see proc(5)
