@@ -155,8 +155,9 @@ class PackedLayer(nn.Module):
         )  # [text, head, token, d]
         hidden = self._output.plus(attended.transpose(1, 2).flatten(2), hidden_states)
         flat = hidden.flatten(0, 1)  # [text x token, hidden]
-        parts = [self._with_mlp(part) for part in flat.split(MLP_TOKENS)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view_as(hidden)
+        if len(flat) <= MLP_TOKENS:
+            return self._with_mlp(flat).view_as(hidden)
+        return torch.cat([self._with_mlp(part) for part in flat.split(MLP_TOKENS)]).view_as(hidden)
 
     def _read(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, each [text, head or kv head, token, d], the first two rotated."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,24 @@ def test_a_server_has_the_threads_it_was_told_and_they_spin_only_briefly() -> No
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "3")
     assert 0 < int(environment["GOMP_SPINCOUNT"]) <= 10_000
     assert "OMP_WAIT_POLICY" not in environment
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+LARGE_TENSOR = """
+import torch
+kept = torch.ones(1 << 24)  # 64 MiB
+(line,) = (line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
+print(line.split()[1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="the system lends no huge pages"
+)
+def test_what_is_large_lies_on_huge_pages() -> None:
+    environment = os.environ | process_environment(Settings())
+    told = subprocess.run(
+        [sys.executable, "-c", LARGE_TENSOR], env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(told.stdout) >= 32 * 1024, "KiB on huge pages"
