@@ -50,7 +50,9 @@ class Client:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self.connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80)
+        self.connection = http.client.HTTPConnection(
+            parts.hostname or "127.0.0.1", parts.port or 80, timeout=150
+        )
 
     def post(self, path: str, body: object) -> object:
         """The answer to a POST of JSON."""

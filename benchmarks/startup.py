@@ -74,7 +74,7 @@ def main() -> int:
     kept = median <= MOST_SECONDS
     report = "\n".join(
         [
-            f"| seconds to ready, {len(later)} starts | {' | '.join(names)} |",
+            f"| seconds to ready, {len(later)} starts after the first | {' | '.join(names)} |",
             "|---" * (len(names) + 1) + "|",
             *(f"| {title} | {' | '.join(cells)} |" for title, cells in rows),
             f"\nready within {MOST_SECONDS:g} s of `serve`, at the median: {'kept' if kept else 'NOT KEPT'}",

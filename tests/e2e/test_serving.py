@@ -7,6 +7,8 @@ import http.client
 import io
 import json
 import os
+import platform
+import re
 import signal
 import socket
 import subprocess
@@ -128,6 +130,25 @@ def test_the_worker_holds_one_copy_of_the_weights(server: Server) -> None:
     resident = int(status.partition("VmRSS:")[2].split()[0]) * 1024
     one_copy = 494_032_768 * 4  # parameters of the backbone, float32
     assert resident < 1.6 * one_copy
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not HUGE_PAGES.exists(), reason="glibc asks Linux for huge pages"
+)
+def test_the_weights_lie_where_huge_pages_were_asked_for(server: Server) -> None:
+    server.post("/v1/attention", SMALL)
+    (worker,) = server.workers()
+    asked = 0  # bytes of its own, in mappings that are marked so
+    for mapping in re.split(
+        r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{worker}/smaps").read_text(), flags=re.M
+    ):
+        if re.search(r"^VmFlags:.* hg\b", mapping, re.M):
+            asked += int(re.search(r"^Anonymous: +(\d+) kB", mapping, re.M)[1]) * 1024  # type: ignore[index]
+    packed = 357_826_560 * 4  # weights of 24 layers' products, float32
+    assert asked >= 0.9 * packed
 
 
 # --- the wire ------------------------------------------------------------------------------------------------

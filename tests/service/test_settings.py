@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,22 +95,17 @@ def test_a_server_has_the_threads_it_was_told_and_they_spin_only_briefly() -> No
     assert "OMP_WAIT_POLICY" not in environment
 
 
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-LARGE_TENSOR = """
-import torch
-kept = torch.ones(1 << 24)  # 64 MiB
-(line,) = (line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
-print(line.split()[1])
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.skipif(
-    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="the system lends no huge pages"
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
 )
-def test_what_is_large_lies_on_huge_pages() -> None:
-    environment = os.environ | process_environment(Settings())
-    told = subprocess.run(
-        [sys.executable, "-c", LARGE_TENSOR], env=environment, capture_output=True, text=True, check=True
-    )
-    assert int(told.stdout) >= 32 * 1024, "KiB on huge pages"
+def test_what_the_user_tells_glibc_stays(monkeypatch: pytest.MonkeyPatch, given: str, wanted: str) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", given)
+    told = process_environment(Settings())["GLIBC_TUNABLES"]
+    assert told == wanted
+    monkeypatch.setenv("GLIBC_TUNABLES", told)  # a process that starts itself anew does so once
+    assert process_environment(Settings())["GLIBC_TUNABLES"] == told
