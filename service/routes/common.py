@@ -19,6 +19,7 @@ from service.engine import Engine, Session
 from service.formats import json
 from service.formats.negotiation import DEFAULTS, JSON, Format, Options, Payload
 from service.jobs.common import check_count
+from service.result_cache import ResultCache
 from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
 
@@ -101,6 +102,12 @@ def settings() -> Settings:
     return found
 
 
+def results() -> ResultCache:
+    """The app's answers of before."""
+    found: ResultCache = current_app.extensions["result_cache"]
+    return found
+
+
 R = TypeVar("R", bound=BaseModel)
 A = TypeVar("A", bound=AsksAboutTexts)
 Request = TypeVar("Request", bound=BaseModel, contravariant=True)
@@ -112,6 +119,10 @@ class Answering(Protocol[Request]):
     @property
     def problems(self) -> tuple[type[Exception], ...]:
         """What it may raise, beside faults in the request."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether answers are kept in the result cache: that pays where computing one takes long."""
 
     @property
     def provenance(self) -> object:
@@ -130,6 +141,7 @@ class WithModel(Generic[A]):
 
     job: Callable[[A, Session], Payload]
     problems: ClassVar = (*ASKING, errors.TooLargeError)
+    kept: ClassVar = True
 
     @property
     def provenance(self) -> object:
@@ -158,6 +170,7 @@ class WithoutModel(Generic[R]):
 
     job: Callable[[R, Format], Payload]
     problems: ClassVar[tuple[type[Exception], ...]] = ()
+    kept: ClassVar = False
 
     @property
     def provenance(self) -> object:
@@ -187,22 +200,39 @@ def ask(
     """The answer in the format asked for, written before what it holds of the service is given back.
 
     A GET's ETag follows from the request and from what computes it, so that a client that has the answer gets its 304
-    without any computing. The bytes' last digits may vary between machines.
+    without any computing. The bytes' last digits may vary between machines. What the result cache holds takes no place
+    in flight and no turn at the model.
     """
     answering.check(question)
     written.check(question, options)
     tag = content_id(answering.provenance, question, written, options)
     if request.method in ("GET", "HEAD") and _client_has(tag):
         return _tagged(Response(status=304), tag)
-    with answering.answer(question, written) as payload:
-        started = time.monotonic()
-        response = Response(written.write(payload, options), content_type=written.content_type)
-        g.seconds["ser"] = time.monotonic() - started
+    started = time.monotonic()
+    cache = results() if answering.kept and results().enabled else None
+    found = None if cache is None else cache.get(tag)
+    if found is None:
+        body = _compute(answering, question, written, options)
+        if cache is not None:
+            cache.put(tag, body)
+    else:
+        body, g.seconds = found, {"cache": time.monotonic() - started}
+    response = Response(body, content_type=written.content_type)
+    if cache is not None:
+        response.headers["X-Cache"] = "miss" if found is None else "hit"
     if written.file_name is not None:
         response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'
     if written.content_security_policy is not None:
         response.headers["Content-Security-Policy"] = written.content_security_policy
     return _tagged(response, tag)
+
+
+def _compute(answering: Answering[R], question: R, written: Format, options: Options) -> bytes:
+    with answering.answer(question, written) as payload:
+        started = time.monotonic()
+        body = written.write(payload, options)
+        g.seconds["ser"] = time.monotonic() - started
+        return body
 
 
 def content_id(provenance: object, question: BaseModel, written: Format, options: Options) -> str:
