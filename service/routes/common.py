@@ -121,10 +121,6 @@ class Answering(Protocol[Request]):
         """What it may raise, beside faults in the request."""
 
     @property
-    def kept(self) -> bool:
-        """Whether answers are kept in the result cache: that pays where computing one takes long."""
-
-    @property
     def provenance(self) -> object:
         """What computes the answers."""
 
@@ -141,7 +137,6 @@ class WithModel(Generic[A]):
 
     job: Callable[[A, Session], Payload]
     problems: ClassVar = (*ASKING, errors.TooLargeError)
-    kept: ClassVar = True
 
     @property
     def provenance(self) -> object:
@@ -170,7 +165,6 @@ class WithoutModel(Generic[R]):
 
     job: Callable[[R, Format], Payload]
     problems: ClassVar[tuple[type[Exception], ...]] = ()
-    kept: ClassVar = False
 
     @property
     def provenance(self) -> object:
@@ -209,16 +203,15 @@ def ask(
     if request.method in ("GET", "HEAD") and _client_has(tag):
         return _tagged(Response(status=304), tag)
     started = time.monotonic()
-    cache = results() if answering.kept and results().enabled else None
-    found = None if cache is None else cache.get(tag)
+    kept = results()
+    found = kept.get(tag)
     if found is None:
         body = _compute(answering, question, written, options)
-        if cache is not None:
-            cache.put(tag, body)
+        kept.put(tag, body)
     else:
         body, g.seconds = found, {"cache": time.monotonic() - started}
     response = Response(body, content_type=written.content_type)
-    if cache is not None:
+    if kept.enabled:
         response.headers["X-Cache"] = "miss" if found is None else "hit"
     if written.file_name is not None:
         response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'
