@@ -12,6 +12,7 @@ from flask_compress import Compress
 from service import body, observability, problems
 from service.engine import Engine
 from service.model import load_model
+from service.result_cache import ResultCache
 from service.routes import BLUEPRINTS
 from service.settings import Settings
 
@@ -36,6 +37,7 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     app.url_map.merge_slashes = False  # a doubled slash is a mistake, not a reason to redirect a POST
     app.extensions["settings"] = settings
     app.extensions["engine"] = engine or _start_engine(settings)
+    app.extensions["result_cache"] = ResultCache(settings.result_cache_bytes)
     observability.register(app)
     body.register(app)
     problems.register(app)

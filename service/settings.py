@@ -87,6 +87,12 @@ class Settings(Limits):
         description="Waiting requests that ask the same of short texts are read in one pass of up to this many tokens; "
         "0 reads each by itself.",
     )
+    result_cache_bytes: int = Field(
+        64 << 20,
+        ge=0,
+        description="Memory for answers given before, to give them again when the same is asked; one takes at most an "
+        "eighth of it; 0 keeps none.",
+    )
     root_path: str = Field(
         "",
         pattern=r"^(/[\w.~-]+)*$",

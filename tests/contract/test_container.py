@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OURS = ("weights", "attention")  # beside what others made
+ARRIVING = {"ATTENTION_API_KEYS", "ATTENTION_SIGNING_KEY", "ATTENTION_CORS_ORIGINS"}
 FOREIGN_VARIABLES = {"HF_ENDPOINT", "HF_TOKEN", "PIP_INDEX_URL"}  # read by huggingface_hub and pip, not by us
 
 
@@ -61,9 +63,14 @@ def with_defaults(value: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
 
 
-def services() -> dict[str, dict[str, Any]]:
+def all_services() -> dict[str, dict[str, Any]]:
     loaded: dict[str, dict[str, Any]] = yaml.safe_load(with_defaults(COMPOSE))["services"]
     return loaded
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """Those of our own image."""
+    return {name: all_services()[name] for name in OURS}
 
 
 def setting_variables() -> set[str]:
@@ -126,7 +133,7 @@ def test_every_attention_variable_is_a_setting() -> None:
     in_compose = {name for service in services().values() for name in service["environment"]}
     assert "ATTENTION_MODEL" in in_compose
     assert in_image <= setting_variables()
-    assert in_compose - FOREIGN_VARIABLES <= setting_variables()
+    assert in_compose - FOREIGN_VARIABLES - ARRIVING <= setting_variables()
 
 
 def test_every_variable_of_the_hub_that_the_readme_offers_reaches_the_fetch() -> None:
@@ -180,7 +187,7 @@ def test_the_service_starts_after_one_fetch_into_the_volume_that_it_reads() -> N
     assert weights.get("restart", "no") == "no"
     assert attention["depends_on"] == {"weights": {"condition": "service_completed_successfully"}}
     cache = image_environment()["ATTENTION_CACHE"]
-    (volume,) = yaml.safe_load(COMPOSE)["volumes"]
+    volume, _ = yaml.safe_load(COMPOSE)["volumes"]
     assert weights["volumes"] == [f"{volume}:{cache}"]
     assert attention["volumes"] == [f"{volume}:{cache}:ro"]
     models = {service["environment"]["ATTENTION_MODEL"] for service in services().values()}
@@ -196,8 +203,12 @@ def test_both_services_share_one_image_that_is_built_once() -> None:
 
 def test_the_port_is_published_on_the_loopback_address_only() -> None:
     default = Settings.model_fields["port"].default
-    ports = {name: service.get("ports", []) for name, service in services().items()}
-    assert ports == {"weights": [], "attention": [f"127.0.0.1:{default}:{image_environment()['PORT']}"]}
+    ports = {name: service.get("ports", []) for name, service in all_services().items()}
+    assert ports == {
+        "weights": [],
+        "attention": [f"127.0.0.1:{default}:{image_environment()['PORT']}"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+    }
     assert "${PORT:-" in COMPOSE
 
 
@@ -208,12 +219,58 @@ def test_a_stop_waits_longer_than_gunicorn_does() -> None:
 
 
 def test_containers_have_no_privileges_and_a_read_only_root() -> None:
-    for service in services().values():
+    for service in all_services().values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is True
+        assert not {"privileged", "cap_add", "network_mode", "pid", "devices"} & service.keys()
+    for service in services().values():
         assert service["tmpfs"] == ["/tmp"]
         assert service["init"] is True
+
+
+def test_every_container_has_its_limits_and_its_log_is_rotated() -> None:
+    for service in all_services().values():
+        assert service["logging"] == {
+            "driver": "json-file",
+            "options": {"max-size": "10m", "max-file": "3"},
+        }
+        assert re.fullmatch(r"\d+[gm]", service["mem_limit"])
+        assert service["pids_limit"] >= 128
+    attention = services()["attention"]
+    assert attention["pids_limit"] > 2 * gunicorn_conf.threads
+    assert attention["memswap_limit"] == attention["mem_limit"]  # no swap
+    assert float(attention["cpus"]) == 0  # all of the machine's, however few; CPUS grants less
+    assert "${CPUS:-0}" in COMPOSE
+
+
+def test_compose_shows_the_healthcheck_of_the_image() -> None:
+    shown = services()["attention"]["healthcheck"]
+    assert "test" not in shown  # else the image's command, which is tested above, would not be what runs
+    (instruction,) = arguments("HEALTHCHECK")
+    options = dict(re.findall(r"--([\w-]+)=(\S+)", instruction.partition(" CMD ")[0]))
+    assert {name.replace("-", "_"): value for name, value in options.items()} == {
+        name: str(value) for name, value in shown.items()
+    }
+
+
+def test_prometheus_is_optional_and_scrapes_the_service_within_the_network() -> None:
+    prometheus = all_services()["prometheus"]
+    assert prometheus["profiles"] == ["metrics"]
+    assert all("profiles" not in service for service in services().values())
+    flags = dict(flag.removeprefix("--").split("=", 1) for flag in prometheus["command"])
+    mounts = dict(mount.split(":", 1) for mount in prometheus["volumes"])
+    folder = mounts["./deploy/prometheus"]
+    assert folder == "/etc/prometheus:ro"
+    assert flags["config.file"] == "/etc/prometheus/prometheus.yml"
+    assert mounts["prometheus"] == flags["storage.tsdb.path"]
+    assert {"storage.tsdb.retention.time", "storage.tsdb.retention.size"} <= flags.keys()  # a bounded volume
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    jobs = [job for job in config["scrape_configs"] if job.get("metrics_path", "/metrics") == "/metrics"]
+    targets = {
+        target for job in jobs for group in job.get("static_configs", []) for target in group["targets"]
+    }
+    assert f"attention:{image_environment()['PORT']}" in targets
 
 
 def test_nothing_but_the_package_reaches_the_image() -> None:

@@ -125,6 +125,7 @@ def serving(folder: Path, **settings: object) -> Iterator[Server]:
         if not name.startswith("ATTENTION_") or name == "ATTENTION_CACHE"
     }
     environment |= {"HOST": "127.0.0.1", "PORT": str(port), "ATTENTION_MODEL": MODEL}
+    environment["ATTENTION_RESULT_CACHE_BYTES"] = "0"  # what asks twice wants the model's answer twice
     environment |= {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
     log = folder / f"server-{port}.log"
     with log.open("wb") as output:

@@ -504,14 +504,6 @@ def test_request_ids_are_taken_over_when_they_are_harmless(client: FlaskClient) 
         assert re.fullmatch("[0-9a-f]{32}", given)
 
 
-def test_gets_carry_an_etag_and_answer_304(client: FlaskClient) -> None:
-    for path in ("/v1/model", "/v1/kv-cache/models", "/openapi.yaml", "/openapi.json"):
-        first = client.get(path)
-        again = client.get(path, headers={"If-None-Match": first.headers["ETag"]})
-        assert (again.status_code, again.data) == (304, b"")
-        assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
-
-
 def test_the_log_holds_no_text_of_the_user(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         client.post("/v1/attention", json={"text": "mysecrettext", "layers": [0]})
