@@ -19,6 +19,7 @@ from service.engine import Engine, Session
 from service.formats import json
 from service.formats.negotiation import DEFAULTS, JSON, Format, Options, Payload
 from service.jobs.common import check_count
+from service.metrics import Metrics
 from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
 
@@ -101,6 +102,12 @@ def settings() -> Settings:
     return found
 
 
+def metrics() -> Metrics:
+    """The app's metrics."""
+    found: Metrics = current_app.extensions["metrics"]
+    return found
+
+
 R = TypeVar("R", bound=BaseModel)
 A = TypeVar("A", bound=AsksAboutTexts)
 Request = TypeVar("Request", bound=BaseModel, contravariant=True)
@@ -146,7 +153,7 @@ class WithModel(Generic[A]):
         limit = settings().max_response_elements_compact if written.compact else None
         kind = self.job.__name__
         with engine().admit(limit, exact=written.exact, sparse=written.sparse, kind=kind) as session:
-            g.seconds = session.seconds
+            g.session, g.seconds = session, session.seconds
             payload = self.job(question, session)
             session.check()
             yield payload
@@ -189,6 +196,7 @@ def ask(
     A GET's ETag follows from the request and from what computes it, so that a client that has the answer gets its 304
     without any computing. The bytes' last digits may vary between machines.
     """
+    g.asked = question
     answering.check(question)
     written.check(question, options)
     tag = content_id(answering.provenance, question, written, options)
