@@ -8,14 +8,16 @@ registry. Where PROMETHEUS_MULTIPROC_DIR is set, several workers count together 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import exposition as text
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from service.problems import REASONS
 
@@ -28,6 +30,12 @@ MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
 LATENCIES = tuple(0.001 * 2**power for power in range(18))  # 1 ms to 131 s
 TOKENS = tuple(2**power for power in range(17))  # 1 to 65,536
 BYTES = tuple(4**power for power in range(4, 15))  # 256 bytes to 256 MiB
+
+# By media type, the default first. (prometheus-client's own choice fails on an Accept header that is not quite right.)
+EXPOSITIONS: Mapping[str, tuple[Callable[[CollectorRegistry], bytes], str]] = {
+    "text/plain": (text.generate_latest, text.CONTENT_TYPE_PLAIN_0_0_4),
+    "application/openmetrics-text": (openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST),
+}
 
 # Several workers count together, without the time when each began to
 prometheus_client.disable_created_metrics()
@@ -110,14 +118,14 @@ class Metrics:
         for result in ("hit", "miss"):
             self._cache.labels(result)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics, and their media type: Prometheus' text, or OpenMetrics where the Accept header asks for it."""
+    def exposition(self, media_type: str) -> tuple[bytes, str]:
+        """The metrics as one of EXPOSITIONS, and the whole Content-Type."""
         registry = self.registry
         if self._folder:  # a fresh one at every scrape: it reads what all processes wrote
             registry = CollectorRegistry()
             MultiProcessCollector(registry, self._folder)
-        encode, media_type = choose_encoder(accept)
-        return encode(registry), media_type
+        encode, content_type = EXPOSITIONS[media_type]
+        return encode(registry), content_type
 
     # --- a request, once it is answered ---
 

@@ -51,22 +51,21 @@ class Exchange:
 class JsonFormatter(logging.Formatter):
     """One JSON object per line; members given as `extra` stand beside the message.
 
-    What is logged during a request has its id. An exception there is told by type, place and traceback: its message may
-    quote what the user sent.
+    What is logged during a request has its id. An exception is told by type, place and traceback, a warning by kind and
+    place: their messages may quote what the user sent.
     """
 
-    _standard = frozenset(vars(logging.makeLogRecord({})))
+    _standard = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
-        private = _may_quote_a_user(record)
         line: dict[str, object] = {
             "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(
                 timespec="milliseconds"
             ),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _unquoted(record) if private else record.getMessage(),
+            "message": _message(record),
         }
         if has_request_context():
             line |= {name: g.get(name) for name in ("request_id", "trace_id") if name in g}
@@ -74,26 +73,26 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and (error := record.exc_info[1]):
             line["exception"] = _name(type(error))
             line["place"] = _place(error)
+            whole = _of_the_start(record)
             line["traceback"] = (
-                "".join(_without_messages(error)) if private else self.formatException(record.exc_info)
+                self.formatException(record.exc_info) if whole else "".join(_without_messages(error))
             )
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
-def _may_quote_a_user(record: logging.LogRecord) -> bool:
-    """Only the start, in the main thread, has surely nothing of a request at hand."""
-    return has_request_context() or record.threadName != threading.main_thread().name
+def _of_the_start(record: logging.LogRecord) -> bool:
+    """Whether gunicorn tells of itself: where it starts and ends workers, nothing of a request is at hand."""
+    return record.name == "gunicorn.error" and record.threadName == threading.main_thread().name
 
 
-def _unquoted(record: logging.LogRecord) -> str:
-    """The message, but of what others write only what they cannot have from a request."""
-    if (
-        record.name == "gunicorn.error"
-    ):  # "Error handling request %s", "Invalid request from ip=…: Invalid header: …"
+def _message(record: logging.LogRecord) -> str:
+    """The record's, but of what others write only what they cannot have from a request."""
+    if record.name == "gunicorn.error" and not _of_the_start(record):
+        # "Error handling request %s", "Invalid request from ip=...: Invalid HTTP header: ..."
         template = _name(type(record.msg)) if isinstance(record.msg, Exception) else str(record.msg)
         return template.replace("%s", "-").partition(": ")[0]
     message = record.getMessage()
-    if record.name == "py.warnings":  # "file:line: Category: message, and the source's line"
+    if record.name == "py.warnings":  # "file:line: Category: message", and the source's line
         return ": ".join(message.split(": ")[:2])
     return message
 
@@ -204,41 +203,41 @@ def _about_texts(asked: object) -> dict[str, object]:
     texts = list(asked.written) if isinstance(asked, AsksAboutTexts) else []
     if not texts:
         return {}
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()
     return {"text_characters": sum(map(len, texts)), "text_sha256": digest[:16]}
 
 
 def _once_sent(response: Response, tell: Callable[[int], None]) -> None:
     """Tell how many bytes the body has that goes out: at once where that is known, else when it has gone."""
-    size = response.content_length
+    size = response.headers.get("Content-Length", type=int)
     if request.method == "HEAD" or response.status_code in (204, 304):
         tell(0)
     elif size is not None:
         tell(size)
     else:
+        given: Any = response.response
         response.response = _Counted(response.iter_encoded(), tell)
+        if hasattr(given, "close"):
+            response.call_on_close(given.close)
 
 
 class _Counted:
     """The chunks of a body; closing them, which a server does whatever happens, tells how many bytes were taken."""
 
-    def __init__(self, chunks: Any, tell: Callable[[int], None]) -> None:
+    def __init__(self, chunks: Iterator[bytes], tell: Callable[[int], None]) -> None:
         self._chunks, self._tell = chunks, tell
-        self._iterator: Iterator[bytes] = iter(chunks)
-        self._sent = 0
+        self._sent, self._closed = 0, False
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        chunk = next(self._iterator)
+        chunk = next(self._chunks)
         self._sent += len(chunk)
         return chunk
 
     def close(self) -> None:
         """Tell, once."""
-        tell, self._tell = self._tell, lambda sent: None
-        tell(self._sent)
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+        if not self._closed:
+            self._closed = True
+            self._tell(self._sent)
