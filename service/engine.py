@@ -269,12 +269,12 @@ class Engine:
             self._state = "failed"
             log.exception("the model could not be loaded", extra={"reason": str(error)})
             return
+        with self._changed:
+            seconds = self._load_seconds = time.monotonic() - started
+            self._observer.loaded(model, seconds)
         if self._state == "loading":
             self._state = "ready"
-        with self._changed:
-            self._load_seconds = time.monotonic() - started
-            self._observer.loaded(model, self._load_seconds)
-        log.info("ready", extra={"load_seconds": round(self._load_seconds, 3)})
+        log.info("ready", extra={"load_seconds": round(seconds, 3)})
         while jobs := self._next():
             self._perform(model, jobs)
             jobs.clear()  # the last ones' answers are not kept until the next ones come

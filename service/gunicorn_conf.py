@@ -35,7 +35,6 @@ keepalive = 75  # longer than a proxy's, else sporadic 502
 max_requests = 0  # a restart would load the model again
 if Path("/dev/shm").is_dir():
     worker_tmp_dir = "/dev/shm"
-observability.capture()
 accesslog = None  # the service writes its own line
 logconfig_dict: dict[str, Any] = {
     "version": 1,
@@ -53,7 +52,8 @@ logconfig_dict: dict[str, Any] = {
 
 
 def on_starting(server: Any) -> None:
-    """Before the first worker: what an earlier run counted for several workers is gone."""
+    """Before the first worker: warnings go to the log, and what an earlier run counted for several workers is gone."""
+    observability.capture()
     if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file in Path(folder).glob("*.db"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from pathlib import Path
 
 from flask import Flask
@@ -16,6 +17,7 @@ from tests.tiny import tiny_model
 
 def create() -> Flask:
     """The app; `GET /hold` leaves its worker's process id in the folder HOLDING and goes on while it is there."""
+    warnings.warn("only random numbers", stacklevel=1)
     settings = Settings()
     app = create_app(settings, Engine(tiny_model, settings).start())
 

@@ -156,7 +156,8 @@ def test_every_line_is_json_on_stdout_spans_go_to_the_collector_and_nothing_quot
 
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
-    assert {"gunicorn.error", "service.engine", "service.access"} <= {line["logger"] for line in lines}
+    loggers = {line["logger"] for line in lines}
+    assert {"gunicorn.error", "service.engine", "service.access", "py.warnings"} <= loggers
     (line,) = (line for line in lines if line.get("request_id") == "mine-1")
     assert (line["status"], line["route"], line["trace_id"]) == (200, "/v1/attention", trace)
     assert "Zanzibar" not in server.log.read_text()
