@@ -11,26 +11,38 @@ from flask_compress import Compress
 
 from service import body, observability, problems
 from service.engine import Engine
+from service.metrics import Metrics
 from service.model import load_model
 from service.result_cache import ResultCache
 from service.routes import BLUEPRINTS
 from service.settings import Settings
+from service.tracing import Tracing
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+    from opentelemetry.trace import TracerProvider
 
 COMPRESSED = [  # text; the numbers in NPZ and PNG are as small as they get
     "application/json",
+    "application/openmetrics-text",
     "application/problem+json",
     "application/yaml",
     "image/svg+xml",
     "text/csv",
     "text/html",
+    "text/plain",  # the metrics
 ]
 
 
-def create_app(settings: Settings | None = None, engine: Engine | None = None) -> Flask:
-    """The WSGI app. `settings` None reads the environment; `engine` None starts one that loads their model."""
+def create_app(
+    settings: Settings | None = None,
+    engine: Engine | None = None,
+    tracer_provider: TracerProvider | None = None,
+) -> Flask:
+    """The WSGI app. `settings` None reads the environment; `engine` None starts one that loads their model.
+
+    `tracer_provider` None takes the process's, where there is one.
+    """
     settings = settings or Settings()
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False
@@ -38,7 +50,9 @@ def create_app(settings: Settings | None = None, engine: Engine | None = None) -
     app.extensions["settings"] = settings
     app.extensions["engine"] = engine or _start_engine(settings)
     app.extensions["result_cache"] = ResultCache(settings.result_cache_bytes)
-    observability.register(app)
+    metrics = app.extensions["metrics"] = Metrics()
+    app.extensions["engine"].observe(metrics)
+    observability.register(app, metrics, Tracing.by(tracer_provider))
     body.register(app)
     problems.register(app)
     for blueprint in BLUEPRINTS:

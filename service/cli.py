@@ -73,7 +73,9 @@ def _serve(settings: Settings) -> int:
         print(f"attention-service: {error}", file=sys.stderr)
         return error.exit_code
     address = f"http://{settings.host}:{settings.port}"
-    print(f"{files.id} is served on {address} as soon as the log says ready (ctrl-C ends it)", flush=True)
+    print(
+        f"{files.id} is served on {address} as soon as the log says ready (ctrl-C ends it)", file=sys.stderr
+    )
     os.environ.update(process_environment(settings))
     os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", "python:service.gunicorn_conf"])
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -82,6 +82,32 @@ class _Job:
             raise self.deadline.error()
 
 
+class Observer(Protocol):
+    """Is told what happens in an engine, there where it happens."""
+
+    def loaded(self, model: LoadedModel, seconds: float) -> None:
+        """The model is there, after so long."""
+
+    def in_flight(self, requests: int) -> None:
+        """So many have been accepted and not yet answered."""
+
+    def waiting(self, jobs: int) -> None:
+        """So many wait for the model."""
+
+    def joined(self, requests: int) -> None:
+        """So many go through the model together."""
+
+    def dropped(self, reason: Literal["deadline", "gone"]) -> None:
+        """A job was given up: too late, or nobody waits for it."""
+
+
+class _Deaf:
+    """Where nobody wants to know."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *told: None
+
+
 class Engine:
     """Loads a model in its own thread and runs jobs on it in turn.
 
@@ -110,12 +136,21 @@ class Engine:
         self._recent_seconds = 1.0  # of a job, smoothed; for Retry-After
         self._state: State = "loading"
         self._model: LoadedModel | None = None
+        self._load_seconds: float | None = None
+        self._observer: Observer = _Deaf()
         self._thread = threading.Thread(target=self._serve, name="inference", daemon=True)
 
     def start(self) -> Engine:
         """Start loading; returns at once."""
         self._thread.start()
         return self
+
+    def observe(self, observer: Observer) -> None:
+        """Tell the observer what happens from now on, and what is loaded already."""
+        with self._changed:
+            self._observer = observer
+            if self._model is not None and self._load_seconds is not None:
+                observer.loaded(self._model, self._load_seconds)
 
     @property
     def state(self) -> State:
@@ -180,6 +215,7 @@ class Engine:
                         retry_after_seconds=max(1, math.ceil(self._in_flight * self._recent_seconds)),
                     )
             self._in_flight += 1
+            self._observer.in_flight(self._in_flight)
         try:
             deadline = Deadline.after(self.limits.deadline_seconds)
             yield Session(
@@ -195,6 +231,7 @@ class Engine:
         finally:
             with self._lock:
                 self._in_flight -= 1
+                self._observer.in_flight(self._in_flight)
 
     def run(self, work: Work | ReadCall, deadline: Deadline) -> tuple[float, float]:
         """Do `work` in the inference thread, and wait; returns the seconds waited and run.
@@ -206,12 +243,17 @@ class Engine:
         job = _Job(work, deadline)
         with self._changed:
             self._waiting.append(job)
+            self._observer.waiting(len(self._waiting))
             self._changed.notify()
         if not job.done.wait(max(0.0, deadline.at - time.monotonic())):
             job.cancelled = True
             with self._changed:  # it keeps nobody from being joined
                 self._waiting = deque(one for one in self._waiting if one is not job)
+                self._observer.waiting(len(self._waiting))
+            self._observer.dropped("deadline")
             raise deadline.error()
+        if isinstance(job.error, DeadlineExceededError):
+            self._observer.dropped("deadline")
         if isinstance(job.error, Exception):
             raise job.error
         if job.error is not None:  # an exit inside a job must not end the thread that waits for it
@@ -223,13 +265,16 @@ class Engine:
         started = time.monotonic()
         try:
             model = self._model = self._load()
-        except BaseException:
+        except BaseException as error:
             self._state = "failed"
-            log.exception("the model could not be loaded")
+            log.exception("the model could not be loaded", extra={"reason": str(error)})
             return
+        with self._changed:
+            seconds = self._load_seconds = time.monotonic() - started
+            self._observer.loaded(model, seconds)
         if self._state == "loading":
             self._state = "ready"
-        log.info("ready", extra={"load_seconds": round(time.monotonic() - started, 3)})
+        log.info("ready", extra={"load_seconds": round(seconds, 3)})
         while jobs := self._next():
             self._perform(model, jobs)
             jobs.clear()  # the last ones' answers are not kept until the next ones come
@@ -246,6 +291,7 @@ class Engine:
                 together = len(calls) == len(jobs) + 1 and go_together(calls, self._coalesce_tokens)
                 (jobs if together else others).append(job)
             self._waiting = others
+            self._observer.waiting(len(others))
             return jobs
 
     def _perform(self, model: LoadedModel, jobs: Sequence[_Job]) -> None:
@@ -255,6 +301,8 @@ class Engine:
             job.started = began
         self._running = jobs[0]
         try:
+            if len(jobs) > 1:
+                self._observer.joined(len(jobs))
             with torch.inference_mode():  # per thread
                 self._run_or_read(model, jobs)
         except BaseException as error:
@@ -310,6 +358,7 @@ class Session:
     sparse: bool  # whether of the largest weights it holds no more than those
     kind: str = ""  # what is asked, as reads of different kinds do not go through the model together
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
+    tokens: int = 0  # of the texts that were tokenised
 
     def check(self) -> None:
         """Raise DeadlineExceededError where the deadline has passed; between what runs outside the inference thread."""
@@ -330,6 +379,7 @@ class Session:
         started = time.monotonic()
         tokenized = self.model.tokenize(one, parse_special=parse_special, at_most=self.max_tokens_per_text)
         self._took("tok", time.monotonic() - started)
+        self.tokens += len(tokenized)
         return tokenized
 
     def read(

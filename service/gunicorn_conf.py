@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from service import observability, tracing
 from service.settings import Settings, process_environment
 
 _settings = Settings()
@@ -48,6 +49,28 @@ logconfig_dict: dict[str, Any] = {
         "gunicorn.access": {"level": "INFO", "handlers": [], "propagate": False},
     },
 }
+
+
+def on_starting(server: Any) -> None:
+    """Before the first worker: warnings go to the log, and what an earlier run counted for several workers is gone."""
+    observability.capture()
+    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for file in Path(folder).glob("*.db"):
+            file.unlink()
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """The tracer's exporter has a thread, which no fork would take along."""
+    tracing.start()
+
+
+def child_exit(server: Any, worker: Any) -> None:
+    """A worker is gone, however it ended: what it counted stays, what it had in hand does not."""
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(worker.pid)
 
 
 def post_worker_init(worker: Any) -> None:

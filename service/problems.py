@@ -132,6 +132,13 @@ PROBLEMS = (
     ),
 )
 
+_REASONS: dict[type[Exception], str] = {
+    errors.OverloadedError: "overloaded",
+    errors.TooLargeError: "too_large",
+    errors.DeadlineExceededError: "deadline",
+    errors.NotReadyError: "not_ready",
+}
+REASONS = (*_REASONS.values(), "too_long")
 INTERNAL = next(problem for problem in PROBLEMS if problem.exception is Exception)
 BY_SLUG = {problem.slug: problem for problem in PROBLEMS}
 
@@ -141,11 +148,19 @@ def problem_of(error: Exception) -> ProblemRow:
     return next(row for base in type(error).__mro__ for row in PROBLEMS if row.exception is base)
 
 
+def reason_of(error: Exception) -> str | None:
+    """Why a request was turned away, one of REASONS, as metrics and log tell it; None where it met no limit of ours."""
+    if isinstance(error, errors.InvalidRequestError):
+        return "too_long" if any(one.code == "text_too_long" for one in error.errors) else None
+    return _REASONS.get(problem_of(error).exception)
+
+
 def problem_response(error: Exception) -> Response:
     """Render any exception as the answer the client gets."""
     if isinstance(error, HTTPException) and not isinstance(error, NotFound | MethodNotAllowed):
         return _werkzeug_response(error)
     problem = problem_of(error)
+    g.rejected = reason_of(error)
     if problem is INTERNAL:
         rule = request.url_rule
         context = {"request_id": g.get("request_id", ""), "route": rule.rule if rule else None}

@@ -2,7 +2,7 @@
 
 from flask import Blueprint
 
-from service.routes import attention, contract, coreference, heads, health, kv_cache, model
+from service.routes import attention, contract, coreference, heads, health, kv_cache, metrics, model
 
 BLUEPRINTS: tuple[Blueprint, ...] = (
     attention.bp,
@@ -11,5 +11,6 @@ BLUEPRINTS: tuple[Blueprint, ...] = (
     kv_cache.bp,
     model.bp,
     health.bp,
+    metrics.bp,
     contract.bp,
 )

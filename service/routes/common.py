@@ -19,6 +19,7 @@ from service.engine import Engine, Session
 from service.formats import json
 from service.formats.negotiation import DEFAULTS, JSON, Format, Options, Payload
 from service.jobs.common import check_count
+from service.metrics import Metrics
 from service.result_cache import ResultCache
 from service.schemas.common import AsksAboutTexts
 from service.settings import Settings
@@ -102,6 +103,12 @@ def settings() -> Settings:
     return found
 
 
+def metrics() -> Metrics:
+    """The app's metrics."""
+    found: Metrics = current_app.extensions["metrics"]
+    return found
+
+
 def results() -> ResultCache:
     """The app's answers of before."""
     found: ResultCache = current_app.extensions["result_cache"]
@@ -153,7 +160,7 @@ class WithModel(Generic[A]):
         limit = settings().max_response_elements_compact if written.compact else None
         kind = self.job.__name__
         with engine().admit(limit, exact=written.exact, sparse=written.sparse, kind=kind) as session:
-            g.seconds = session.seconds
+            g.session, g.seconds = session, session.seconds
             payload = self.job(question, session)
             session.check()
             yield payload
@@ -197,6 +204,7 @@ def ask(
     without any computing. The bytes' last digits may vary between machines. What the result cache holds takes no place
     in flight and no turn at the model.
     """
+    g.asked = question
     answering.check(question)
     written.check(question, options)
     tag = content_id(answering.provenance, question, written, options)
@@ -213,6 +221,8 @@ def ask(
     response = Response(body, content_type=written.content_type)
     if kept.enabled:
         response.headers["X-Cache"] = "miss" if found is None else "hit"
+        metrics().cache_asked(hit=found is not None)
+        metrics().cache_holds(kept.bytes)
     if written.file_name is not None:
         response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'
     if written.content_security_policy is not None:

@@ -87,6 +87,14 @@ class TextsRequest(AsksAboutTexts):
             return [Input(f"/texts/{index}", text) for index, text in enumerate(self.texts)]
         return [Input("/text", self.text)]
 
+    @property
+    def written(self) -> list[str]:
+        """Every text in it."""
+        found: list[str | None] = []
+        for one in self.inputs:
+            found += [one.text, one.text_pair, *(message["content"] for message in one.messages or ())]
+        return [text for text in found if text is not None]
+
 
 class SequencesRequest(TextsRequest):
     """The same, or the token ids themselves."""

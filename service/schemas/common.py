@@ -25,6 +25,11 @@ class AsksAboutTexts(Request):
         """Each of them."""
         raise NotImplementedError
 
+    @property
+    def written(self) -> Sequence[str]:
+        """Every text in it, of which the log tells how long it is."""
+        raise NotImplementedError
+
 
 class Answer(BaseModel):
     """An answer: described here, checked against this in the tests, built by the jobs as plain dicts."""

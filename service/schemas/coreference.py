@@ -165,6 +165,11 @@ class CoreferenceRequest(ScoringRequest):
         item = Item(text=self.text, pronoun=self.pronoun, candidates=self.candidates, gold=self.gold)
         return [("", item)]
 
+    @property
+    def written(self) -> list[str]:
+        """Every text in it."""
+        return [item.text for _, item in self.inputs]
+
 
 class EvaluationItem(Item):
     """An item whose right candidate is known."""
@@ -231,6 +236,11 @@ class EvaluateRequest(ScoringRequest):
     def inputs(self) -> list[tuple[str, EvaluationItem]]:
         """(JSON Pointer, item) of each item."""
         return [(f"/items/{index}", item) for index, item in enumerate(self.items)]
+
+    @property
+    def written(self) -> list[str]:
+        """Every text in it."""
+        return [item.text for _, item in self.inputs]
 
 
 class UnreadLine(Request):
