@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from service.engine import Deadline, Engine
-from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from service.errors import ClientGoneError, DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
 from service.settings import Settings
 from tests.conftest import wait_until
@@ -174,6 +174,43 @@ def test_the_deadline_stops_a_running_job_at_its_next_layer(start: Start) -> Non
         run(engine, slow, seconds=0.1)
     run(engine, lambda check: None)  # runs only once the first has stopped
     assert 0 < len(layers) < 20
+
+
+def test_a_waiting_job_nobody_waits_for_never_runs_and_is_given_up_soon(start: Start) -> None:
+    engine = ready(start())
+    release, left, ran = threading.Event(), threading.Event(), list[str]()
+    first = threading.Thread(target=run, args=(engine, lambda check: cast(None, release.wait(10))))
+    first.start()
+    threading.Timer(0.3, left.set).start()
+    started = time.monotonic()
+    with pytest.raises(ClientGoneError):
+        engine.run(lambda check: ran.append("for nobody"), Deadline.after(10), left.is_set)
+    assert 0.25 < time.monotonic() - started < 1
+    release.set()
+    first.join()
+    run(engine, lambda check: ran.append("next"))
+    assert ran == ["next"]
+
+
+def test_a_running_job_nobody_waits_for_stops_at_its_next_layer(start: Start) -> None:
+    engine = ready(start())
+    layers: list[int] = []
+
+    def slow(check: Callable[[int], None]) -> None:
+        for layer in range(1000):
+            check(layer)
+            layers.append(layer)
+            time.sleep(0.01)
+
+    with pytest.raises(ClientGoneError):
+        engine.run(slow, Deadline.after(30), lambda: True)
+    run(engine, lambda check: None)  # runs only once the first has stopped
+    assert 0 < len(layers) < 200
+
+
+def test_between_jobs_a_session_looks_for_its_client_too(start: Start) -> None:
+    with ready(start()).admit(gone=lambda: True) as session, pytest.raises(ClientGoneError):
+        session.check()
 
 
 def test_a_full_house_is_refused_at_once_with_a_time_to_come_back(start: Start) -> None:
