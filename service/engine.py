@@ -82,6 +82,12 @@ class _Job:
         if self.cancelled or self.deadline.passed:
             raise self.deadline.error()
 
+    def fail(self, error: BaseException) -> None:
+        """Keep the error for whoever waits. One that nobody takes would keep the job, and all it holds, until the
+        garbage collector comes: its traceback has frames that hold the job."""
+        if not self.cancelled:
+            self.error = error
+
 
 class Engine:
     """Loads a model in its own thread and runs jobs on it in turn.
@@ -218,17 +224,20 @@ class Engine:
         with self._changed:
             self._waiting.append(job)
             self._changed.notify()
-        while not job.done.wait(max(0.0, min(LOOK_SECONDS, deadline.at - time.monotonic()))):
-            if deadline.passed:
-                self._drop(job)
-                raise deadline.error()
-            if gone():
-                self._drop(job)
-                raise ClientGoneError("The client closed the connection.")
-        if isinstance(job.error, Exception):
-            raise job.error
-        if job.error is not None:  # an exit inside a job must not end the thread that waits for it
-            raise RuntimeError("the job was ended") from job.error
+        try:
+            while not job.done.wait(max(0.0, min(LOOK_SECONDS, deadline.at - time.monotonic()))):
+                if deadline.passed:
+                    self._drop(job)
+                    raise deadline.error()
+                if gone():
+                    self._drop(job)
+                    raise ClientGoneError("The client closed the connection.")
+            if isinstance(job.error, Exception):
+                raise job.error
+            if job.error is not None:  # an exit inside a job must not end the thread that waits for it
+                raise RuntimeError("the job was ended") from job.error
+        finally:
+            job.error = None  # see _Job.fail
         started = job.started or job.queued
         return started - job.queued, (job.ended or started) - started
 
@@ -278,7 +287,7 @@ class Engine:
                 self._run_or_read(model, jobs)
         except BaseException as error:
             for job in jobs:
-                job.error = job.error or error
+                job.fail(job.error or error)
         finally:
             self._running = None
             ended = time.monotonic()  # here: the caller may have to wait before it goes on
@@ -289,19 +298,23 @@ class Engine:
 
     @staticmethod
     def _run_or_read(model: LoadedModel, jobs: Sequence[_Job]) -> None:
+        live = []
         for job in jobs:
             try:
                 job.check()
             except DeadlineExceededError as error:
-                job.error = error
-        live = [job for job in jobs if job.error is None]
+                job.fail(error)
+            else:
+                live.append(job)
         calls = [job.work for job in live if isinstance(job.work, ReadCall)]
         if calls:
             try:
                 read_together(model.reader, calls, [job.check for job in live])
             finally:
                 for job, call in zip(live, calls, strict=True):
-                    job.error = call.error
+                    if call.error is not None:
+                        job.fail(call.error)
+                        call.error = None
         else:
             for job in live:
                 if not isinstance(job.work, ReadCall):

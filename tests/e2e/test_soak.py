@@ -33,5 +33,5 @@ def test_it_holds_under_four_times_as_many_clients_as_places(
         assert soak.worker_of(url) == server.workers()[0]
         phase = soak.run_phase(name, url, expected, seconds=6, clients=32, allowed=allowed)
         assert [promise.row for promise in phase.promises if not promise.kept] == []
-        assert phase.tally.statuses[429] > 0  # it was too much
+        assert phase.tally.statuses[429]  # it was too much
         assert "Traceback" not in server.log.read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from service.coalescing import ReadCall
 from service.engine import Deadline, Engine
 from service.errors import ClientGoneError, DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
@@ -274,3 +277,41 @@ def test_an_evaluation_has_a_deadline_for_every_longest_text_it_could_hold(start
         session.allow_tokens(5 * session.limits.max_tokens_per_text)
         assert session.deadline.seconds == 5 * before.seconds
         assert session.deadline.at == pytest.approx(before.at + 4 * before.seconds)
+
+
+class Ballast:
+    """What a request holds: its texts and maps."""
+
+
+@pytest.mark.parametrize("fault", ["raises", "deadline", "gone"])
+@pytest.mark.parametrize("reading", [False, True])
+def test_what_a_failed_job_held_is_freed_without_waiting_for_the_garbage_collector(
+    start: Start, model: LoadedModel, fault: str, reading: bool
+) -> None:
+    """An error's traceback holds the frames that it passed, and they hold the job, which held the error."""
+    engine = ready(start(lambda: model))
+
+    def ask() -> weakref.ref[Ballast]:
+        ballast, entered = Ballast(), threading.Event()
+
+        def step(check: Callable[[int], None]) -> None:
+            entered.set()
+            if fault == "raises":
+                raise ZeroDivisionError(ballast)
+            time.sleep(0.4)  # meanwhile the caller gives up
+            check(0)
+
+        work = ReadCall([[1, 2, 3]], {0: [0], 1: [0]}, lambda rows: step(lambda layer: None))
+        deadline = Deadline.after(0.15 if fault == "deadline" else 30)
+        with pytest.raises((ZeroDivisionError, DeadlineExceededError, ClientGoneError)):
+            engine.run(work if reading else step, deadline, lambda: fault == "gone" and entered.is_set())
+        return weakref.ref(ballast)
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = ask()
+        run(engine, lambda check: None)
+        wait_until(lambda: held() is None, 3)
+    finally:
+        gc.enable()
