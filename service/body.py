@@ -409,6 +409,24 @@ def _read_timeout(seconds: float) -> contextlib.AbstractContextManager[None]:
     return _watch.within(seconds, request.environ.get("gunicorn.socket"))
 
 
+def client_gone(connection: socket.socket | None) -> bool:
+    """Whether the client has closed the connection. Nothing is taken off it: a next request may be there already.
+
+    One that has only closed its sending side counts as gone, as it does for nginx and Go's net/http: nothing tells the
+    two apart, and what HTTP clients do is close.
+    """
+    if connection is None:  # a test's client
+        return False
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except ValueError:  # TLS knows no flags
+        return False
+    except OSError:  # reset
+        return True
+
+
 def _stop_reading(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RD)

@@ -23,7 +23,7 @@ from attention_core.capture import Rows, Weighting
 from attention_core.errors import UnsupportedModelError
 from attention_core.substitution import continuation_log_probabilities
 from service.coalescing import ReadCall, go_together, read_together
-from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from service.errors import ClientGoneError, DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
 from service.schemas.attention import Input
 from service.settings import Limits
@@ -36,6 +36,7 @@ State = Literal["loading", "ready", "draining", "failed"]
 # Called with what it calls before every layer: see `Engine.run`
 Work = Callable[[Callable[[int], None]], None]
 
+LOOK_SECONDS = 0.25  # how often a waiting request looks whether its client is still there
 GIVE_UP = 5  # watchdog limits: a job running longer than that will not end
 
 
@@ -80,6 +81,12 @@ class _Job:
         """Called before the job starts and before every layer: a job nobody waits for stops."""
         if self.cancelled or self.deadline.passed:
             raise self.deadline.error()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the error for whoever waits. One that nobody takes would keep the job, and all it holds, until the
+        garbage collector comes: its traceback has frames that hold the job."""
+        if not self.cancelled:
+            self.error = error
 
 
 class Observer(Protocol):
@@ -194,11 +201,18 @@ class Engine:
 
     @contextlib.contextmanager
     def admit(
-        self, max_elements: int | None = None, *, exact: bool = False, sparse: bool = True, kind: str = ""
+        self,
+        max_elements: int | None = None,
+        *,
+        exact: bool = False,
+        sparse: bool = True,
+        kind: str = "",
+        gone: Callable[[], bool] = lambda: False,
     ) -> Iterator[Session]:
         """Take one of the places in flight, for one request, from acceptance to serialised answer.
 
-        Raises NotReadyError, or OverloadedError within microseconds when all places are taken.
+        `gone` says whether nobody waits for the answer any more; it is called while a job is waited for. Raises
+        NotReadyError, or OverloadedError within microseconds when all places are taken.
         """
         model = self.model
         with self._lock:
@@ -227,39 +241,53 @@ class Engine:
                 exact,
                 sparse,
                 kind,
+                gone,
             )
         finally:
             with self._lock:
                 self._in_flight -= 1
                 self._observer.in_flight(self._in_flight)
 
-    def run(self, work: Work | ReadCall, deadline: Deadline) -> tuple[float, float]:
+    def run(
+        self, work: Work | ReadCall, deadline: Deadline, gone: Callable[[], bool] = lambda: False
+    ) -> tuple[float, float]:
         """Do `work` in the inference thread, and wait; returns the seconds waited and run.
 
         A `ReadCall` is read, perhaps together with others; anything else is called with `check`: `check(layer)` raises
         when the deadline has passed or the caller has gone. Raises DeadlineExceededError at the deadline even when
-        the job hangs, and whatever the job raised.
+        the job hangs, ClientGoneError soon after `gone` says so, and whatever the job raised.
         """
         job = _Job(work, deadline)
         with self._changed:
             self._waiting.append(job)
             self._observer.waiting(len(self._waiting))
             self._changed.notify()
-        if not job.done.wait(max(0.0, deadline.at - time.monotonic())):
-            job.cancelled = True
-            with self._changed:  # it keeps nobody from being joined
-                self._waiting = deque(one for one in self._waiting if one is not job)
-                self._observer.waiting(len(self._waiting))
-            self._observer.dropped("deadline")
-            raise deadline.error()
-        if isinstance(job.error, DeadlineExceededError):
-            self._observer.dropped("deadline")
-        if isinstance(job.error, Exception):
-            raise job.error
-        if job.error is not None:  # an exit inside a job must not end the thread that waits for it
-            raise RuntimeError("the job was ended") from job.error
+        try:
+            while not job.done.wait(max(0.0, min(LOOK_SECONDS, deadline.at - time.monotonic()))):
+                if deadline.passed:
+                    self._drop(job, "deadline")
+                    raise deadline.error()
+                if gone():
+                    self._drop(job, "gone")
+                    raise ClientGoneError("The client closed the connection.")
+            if isinstance(job.error, DeadlineExceededError):
+                self._observer.dropped("deadline")
+            if isinstance(job.error, Exception):
+                raise job.error
+            if job.error is not None:  # an exit inside a job must not end the thread that waits for it
+                raise RuntimeError("the job was ended") from job.error
+        finally:
+            job.error = None  # see _Job.fail
         started = job.started or job.queued
         return started - job.queued, (job.ended or started) - started
+
+    def _drop(self, job: _Job, reason: Literal["deadline", "gone"]) -> None:
+        """Nobody waits for it: it does not start, or stops at its next layer."""
+        job.cancelled = True
+        with self._changed:  # it keeps nobody from being joined
+            self._waiting = deque(one for one in self._waiting if one is not job)
+            self._observer.waiting(len(self._waiting))
+        self._observer.dropped(reason)
 
     def _serve(self) -> None:
         started = time.monotonic()
@@ -307,7 +335,7 @@ class Engine:
                 self._run_or_read(model, jobs)
         except BaseException as error:
             for job in jobs:
-                job.error = job.error or error
+                job.fail(job.error or error)
         finally:
             self._running = None
             ended = time.monotonic()  # here: the caller may have to wait before it goes on
@@ -318,19 +346,23 @@ class Engine:
 
     @staticmethod
     def _run_or_read(model: LoadedModel, jobs: Sequence[_Job]) -> None:
+        live = []
         for job in jobs:
             try:
                 job.check()
             except DeadlineExceededError as error:
-                job.error = error
-        live = [job for job in jobs if job.error is None]
+                job.fail(error)
+            else:
+                live.append(job)
         calls = [job.work for job in live if isinstance(job.work, ReadCall)]
         if calls:
             try:
                 read_together(model.reader, calls, [job.check for job in live])
             finally:
                 for job, call in zip(live, calls, strict=True):
-                    job.error = call.error
+                    if call.error is not None:
+                        job.fail(call.error)
+                        call.error = None
         else:
             for job in live:
                 if not isinstance(job.work, ReadCall):
@@ -357,13 +389,16 @@ class Session:
     exact: bool  # whether that format takes numbers as they are, not rounded
     sparse: bool  # whether of the largest weights it holds no more than those
     kind: str = ""  # what is asked, as reads of different kinds do not go through the model together
+    gone: Callable[[], bool] = lambda: False  # whether nobody waits for the answer any more
     seconds: dict[str, float] = field(default_factory=dict)  # where the time went: tok, queue, fwd
     tokens: int = 0  # of the texts that were tokenised
 
     def check(self) -> None:
-        """Raise DeadlineExceededError where the deadline has passed; between what runs outside the inference thread."""
+        """Raise DeadlineExceededError or ClientGoneError; between what runs outside the inference thread."""
         if self.deadline.passed:
             raise self.deadline.error()
+        if self.gone():
+            raise ClientGoneError("The client closed the connection.")
 
     def allow_tokens(self, tokens: int) -> None:
         """Give an evaluation as long for every longest text's worth of tokens as another request has."""
@@ -416,7 +451,7 @@ class Session:
         return found
 
     def _run(self, work: Work | ReadCall) -> None:
-        waited, ran = self.engine.run(work, self.deadline)
+        waited, ran = self.engine.run(work, self.deadline, self.gone)
         self._took("queue", waited)
         self._took("fwd", ran)
 

@@ -106,3 +106,35 @@ class NotReadyError(RequestError):
 
 class DeadlineExceededError(RequestError):
     """The answer was not there in time."""
+
+
+class ClientGoneError(RequestError):
+    """The client closed the connection before its answer was there; nobody reads what this becomes."""
+
+
+class MalformedRequestError(RequestError):
+    """What arrived is not an HTTP request."""
+
+
+class HeaderTimeoutError(RequestError):
+    """The request's headers did not arrive in time."""
+
+
+class UrlTooLongError(RequestError):
+    """The request line is over its limit."""
+
+
+class ExpectationError(RequestError):
+    """An Expect header other than 100-continue."""
+
+
+class HeadersTooLargeError(RequestError):
+    """The headers are over their limits."""
+
+
+class TransferCodingError(RequestError):
+    """A Transfer-Encoding other than chunked."""
+
+
+class HttpVersionError(RequestError):
+    """Another version than HTTP/1.0 or HTTP/1.1."""

@@ -21,7 +21,7 @@ raw_env = [
 
 wsgi_app = "service.app:create_app()"
 bind = f"{_settings.host}:{_settings.port}"
-worker_class = "gthread"
+worker_class = "service.worker.Worker"  # gthread, with threads for whole requests only
 limit_request_line = _settings.max_url_bytes + len("GET  HTTP/1.1")
 workers = 1  # one per copy of the weights; scale by replicas
 threads = (

@@ -43,6 +43,14 @@ PROBLEMS = (
         "Send UTF-8 JSON without a byte order mark.",
     ),
     ProblemRow(
+        errors.MalformedRequestError,
+        400,
+        "malformed-request",
+        "This is not an HTTP request",
+        "The request line, a header or the framing of the body breaks the rules of HTTP.",
+        "Send HTTP/1.1; mend what is between client and service.",
+    ),
+    ProblemRow(
         NotFound,
         404,
         "not-found",
@@ -75,6 +83,14 @@ PROBLEMS = (
         "Send the body at once; put a buffering proxy in front of slow clients.",
     ),
     ProblemRow(
+        errors.HeaderTimeoutError,
+        408,
+        "header-timeout",
+        "The headers did not arrive in time",
+        "The client was too slow or stopped sending.",
+        "Send the headers at once; put a buffering proxy in front of slow clients.",
+    ),
+    ProblemRow(
         errors.TooLargeError,
         413,
         "too-large",
@@ -83,12 +99,28 @@ PROBLEMS = (
         "Ask for fewer texts, layers or heads at a time. GET /v1/model lists every limit.",
     ),
     ProblemRow(
+        errors.UrlTooLongError,
+        414,
+        "url-too-long",
+        "The URL is too long",
+        "The request line is longer than max_url_bytes allows.",
+        "Send the text in the body of a POST.",
+    ),
+    ProblemRow(
         errors.UnsupportedMediaTypeError,
         415,
         "unsupported-media-type",
         "The body is of another media type than can be read",
         "The Content-Type header is missing or names another type.",
         "Send Content-Type: application/json; the Accept-Post header lists what else is read.",
+    ),
+    ProblemRow(
+        errors.ExpectationError,
+        417,
+        "expectation-failed",
+        "The expectation cannot be met",
+        "The Expect header says something else than 100-continue.",
+        "Leave the Expect header out.",
     ),
     ProblemRow(
         errors.InvalidRequestError,
@@ -107,12 +139,36 @@ PROBLEMS = (
         "Wait as long as Retry-After says; add replicas.",
     ),
     ProblemRow(
+        errors.HeadersTooLargeError,
+        431,
+        "headers-too-large",
+        "The headers are too large",
+        "A header is longer than 8,190 bytes, all of them than 64 KiB, or there are more than 100.",
+        "Send fewer and shorter headers.",
+    ),
+    ProblemRow(
+        errors.ClientGoneError,
+        499,
+        "client-gone",
+        "The client has gone",
+        "It closed the connection before its answer was there; only the log says so.",
+        "Wait for as long as the deadline.",
+    ),
+    ProblemRow(
         Exception,
         500,
         "internal",
         "Something went wrong on our side",
         "A fault of the service. The log has it under the request id.",
         "Report the request id.",
+    ),
+    ProblemRow(
+        errors.TransferCodingError,
+        501,
+        "unsupported-transfer-coding",
+        "The transfer coding is not supported",
+        "The Transfer-Encoding header names another coding than chunked.",
+        "Send the body as it is, or chunked.",
     ),
     ProblemRow(
         errors.NotReadyError,
@@ -129,6 +185,14 @@ PROBLEMS = (
         "The answer was not there in time",
         "The request waited or ran for longer than the deadline.",
         "Ask for less, or when the service is less busy.",
+    ),
+    ProblemRow(
+        errors.HttpVersionError,
+        505,
+        "unsupported-http-version",
+        "The version of HTTP is not supported",
+        "The request line names another version than HTTP/1.0 or HTTP/1.1.",
+        "Send HTTP/1.1.",
     ),
 )
 
@@ -191,6 +255,14 @@ def problem_response(error: Exception) -> Response:
     if isinstance(error, errors.NotAcceptableError):
         response.vary.add("Accept")
     return response
+
+
+def wire_problem(error: Exception, request_id: str) -> tuple[ProblemRow, bytes]:
+    """The row and the body of what is refused before there is a request: without its path, which nobody knows."""
+    problem = problem_of(error)
+    body = {"type": problem.type, "title": problem.title, "status": problem.status}
+    detail = f"{problem.cause} {problem.remedy}"
+    return problem, orjson.dumps({**body, "detail": detail, "request_id": request_id})
 
 
 def _werkzeug_response(error: HTTPException) -> Response:

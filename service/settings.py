@@ -98,6 +98,12 @@ class Settings(Limits):
         pattern=r"^(/[\w.~-]+)*$",
         description="Path prefix under which a proxy shows the service, as `/attention`.",
     )
+    header_timeout_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="A connection whose request's headers are not there within this time is closed; until they are, it "
+        "holds no thread.",
+    )
     body_timeout_seconds: float = Field(
         10.0, gt=0, description="A body not received within this time is answered 408."
     )

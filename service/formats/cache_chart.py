@@ -92,7 +92,7 @@ def chart(
     curves = [_Curve.of(payload, index, curve) for index, curve in enumerate(payload["curves"])]
     if not any(size for curve in curves for _, size in curve.points):
         raise PictureError("nothing_to_draw", "", "The cache takes no bytes.")
-    with one_at_a_time:
+    with one_at_a_time():
         return _Chart(payload, curves, kind, width, scale == "log").render()
 
 

@@ -6,13 +6,16 @@ once, below, and never touched while drawing; its font caches are shared too, he
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import threading
+import time
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Literal
 from xml.sax.saxutils import escape
@@ -28,6 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 
+from service.errors import DeadlineExceededError
 from service.formats.views import code_point, visible
 
 SVG_MEDIA_TYPE = "image/svg+xml"
@@ -76,7 +80,30 @@ matplotlib.rcParams.update(
         "image.composite_image": False,
     }
 )
-one_at_a_time = threading.Lock()
+_turn = threading.Lock()
+_begin_by: ContextVar[float] = ContextVar("begin_by", default=math.inf)  # of time.monotonic()
+
+
+@contextlib.contextmanager
+def begun_by(at: float) -> Iterator[None]:
+    """What is drawn in here has its turn by then, of time.monotonic(), or not at all."""
+    token = _begin_by.set(at)
+    try:
+        yield
+    finally:
+        _begin_by.reset(token)
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """This drawing's turn: matplotlib is not thread-safe. Raises DeadlineExceededError where it comes too late."""
+    patience = _begin_by.get() - time.monotonic()
+    if not _turn.acquire(timeout=min(max(0.0, patience), threading.TIMEOUT_MAX)):
+        raise DeadlineExceededError("The picture's turn to be drawn did not come before the deadline.")
+    try:
+        yield
+    finally:
+        _turn.release()
 
 
 class PictureError(ValueError):
@@ -107,7 +134,7 @@ def model_name(payload: Mapping[str, object]) -> str:
 class Sheet:
     """A white sheet, `width` CSS pixels wide, x to the right and y down; how high it is, is said at the end.
 
-    Use it with `one_at_a_time` held.
+    Use it within `one_at_a_time()`.
     """
 
     def __init__(self, width: int, kind: Kind) -> None:

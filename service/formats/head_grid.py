@@ -98,7 +98,7 @@ def grid(
         raise PictureError("unknown_option", "color", f"The colours are {', '.join(COLORS)}.")
     if not payload["heads"]:
         raise PictureError("nothing_to_draw", "", "The answer has no heads.")
-    with one_at_a_time:
+    with one_at_a_time():
         subject = _labels(payload) if color == "label" else _score(payload, color, colormap)
         return _draw(payload, subject, Sheet(width, kind))
 

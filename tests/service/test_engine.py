@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +13,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from service.coalescing import ReadCall
 from service.engine import Deadline, Engine
-from service.errors import DeadlineExceededError, NotReadyError, OverloadedError
+from service.errors import ClientGoneError, DeadlineExceededError, NotReadyError, OverloadedError
 from service.model import LoadedModel
 from service.settings import Settings
 from tests.conftest import wait_until
@@ -176,6 +179,43 @@ def test_the_deadline_stops_a_running_job_at_its_next_layer(start: Start) -> Non
     assert 0 < len(layers) < 20
 
 
+def test_a_waiting_job_nobody_waits_for_never_runs_and_is_given_up_soon(start: Start) -> None:
+    engine = ready(start())
+    release, left, ran = threading.Event(), threading.Event(), list[str]()
+    first = threading.Thread(target=run, args=(engine, lambda check: cast(None, release.wait(10))))
+    first.start()
+    threading.Timer(0.3, left.set).start()
+    started = time.monotonic()
+    with pytest.raises(ClientGoneError):
+        engine.run(lambda check: ran.append("for nobody"), Deadline.after(10), left.is_set)
+    assert 0.25 < time.monotonic() - started < 1
+    release.set()
+    first.join()
+    run(engine, lambda check: ran.append("next"))
+    assert ran == ["next"]
+
+
+def test_a_running_job_nobody_waits_for_stops_at_its_next_layer(start: Start) -> None:
+    engine = ready(start())
+    layers: list[int] = []
+
+    def slow(check: Callable[[int], None]) -> None:
+        for layer in range(1000):
+            check(layer)
+            layers.append(layer)
+            time.sleep(0.01)
+
+    with pytest.raises(ClientGoneError):
+        engine.run(slow, Deadline.after(30), lambda: True)
+    run(engine, lambda check: None)  # runs only once the first has stopped
+    assert 0 < len(layers) < 200
+
+
+def test_between_jobs_a_session_looks_for_its_client_too(start: Start) -> None:
+    with ready(start()).admit(gone=lambda: True) as session, pytest.raises(ClientGoneError):
+        session.check()
+
+
 def test_a_full_house_is_refused_at_once_with_a_time_to_come_back(start: Start) -> None:
     engine = ready(start(max_queue_length=2, max_in_flight=8))
     places = [engine.admit() for _ in range(3)]  # one that may run, two that may wait
@@ -237,3 +277,41 @@ def test_an_evaluation_has_a_deadline_for_every_longest_text_it_could_hold(start
         session.allow_tokens(5 * session.limits.max_tokens_per_text)
         assert session.deadline.seconds == 5 * before.seconds
         assert session.deadline.at == pytest.approx(before.at + 4 * before.seconds)
+
+
+class Ballast:
+    """What a request holds: its texts and maps."""
+
+
+@pytest.mark.parametrize("fault", ["raises", "deadline", "gone"])
+@pytest.mark.parametrize("reading", [False, True])
+def test_what_a_failed_job_held_is_freed_without_waiting_for_the_garbage_collector(
+    start: Start, model: LoadedModel, fault: str, reading: bool
+) -> None:
+    """An error's traceback holds the frames that it passed, and they hold the job, which held the error."""
+    engine = ready(start(lambda: model))
+
+    def ask() -> weakref.ref[Ballast]:
+        ballast, entered = Ballast(), threading.Event()
+
+        def step(check: Callable[[int], None]) -> None:
+            entered.set()
+            if fault == "raises":
+                raise ZeroDivisionError(ballast)
+            time.sleep(0.4)  # meanwhile the caller gives up
+            check(0)
+
+        work = ReadCall([[1, 2, 3]], {0: [0], 1: [0]}, lambda rows: step(lambda layer: None))
+        deadline = Deadline.after(0.15 if fault == "deadline" else 30)
+        with pytest.raises((ZeroDivisionError, DeadlineExceededError, ClientGoneError)):
+            engine.run(work if reading else step, deadline, lambda: fault == "gone" and entered.is_set())
+        return weakref.ref(ballast)
+
+    gc.collect()
+    gc.disable()
+    try:
+        held = ask()
+        run(engine, lambda check: None)
+        wait_until(lambda: held() is None, 3)
+    finally:
+        gc.enable()

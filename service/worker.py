@@ -1,0 +1,257 @@
+"""gunicorn's threaded worker, with threads for whole requests only, and with our errors.
+
+gthread gives a connection a thread when it is accepted, and waits in it: for the first byte 5 s, for the rest of the
+headers for as long as the client likes. As many connections as there are threads, silent or dripping, hold up all
+others, health included. Here the main loop collects the headers, and a request gets a thread when they are complete.
+It also waits for the client's end of a connection that is being closed, which gthread does in its main loop, one
+connection after the other, for up to 2 s each.
+
+What gunicorn itself refuses is HTML that quotes the input; here it is problem+json that does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http
+import logging
+import selectors
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gunicorn.http import errors as refusals
+from gunicorn.http import get_parser
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
+
+from service import errors
+from service.problems import INTERNAL, MEDIA_TYPE, wire_problem
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("service.access")
+
+HEAD_END = b"\r\n\r\n"
+MAX_HEAD_BYTES = 64 * 1024  # request line and headers
+CLOSING_SECONDS = 2.0  # for a client to read its answer and close
+
+THE_APPS_FAULT = (
+    refusals.InvalidResponseHeader,
+    refusals.InvalidResponseHeaderName,
+    refusals.ConfigurationProblem,
+)
+REFUSALS: dict[type[Exception], type[errors.RequestError]] = {  # the first that fits
+    refusals.LimitRequestLine: errors.UrlTooLongError,
+    refusals.LimitRequestHeaders: errors.HeadersTooLargeError,
+    refusals.ExpectationFailed: errors.ExpectationError,
+    refusals.UnsupportedTransferCoding: errors.TransferCodingError,
+    refusals.InvalidHTTPVersion: errors.HttpVersionError,
+    refusals.ParseException: errors.MalformedRequestError,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A connection that has no thread: `step` is called when bytes are there, `late` when it has waited too long."""
+
+    conn: TConn
+    until: float  # of time.monotonic()
+    step: Callable[[], None]
+    late: Callable[[], None]
+    head: bytearray = field(default_factory=bytearray)
+    passed_over: int = 0  # bytes
+
+
+class Worker(ThreadWorker):
+    """See the module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_seconds = Settings().header_timeout_seconds
+        self._waiting: dict[int, _Waiting] = {}  # by file descriptor; all in the main loop's thread
+
+    # --- a connection's way -------------------------------------------------------------------------------------
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take a connection, and wait for its request's headers."""
+        try:
+            client_sock, client_addr = listener.accept()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
+                raise
+            return
+        self.nr_conns += 1
+        conn = TConn(self.cfg, client_sock, client_addr, listener.getsockname())
+        if self.cfg.is_ssl:  # its headers cannot be seen from here
+            self.enqueue_req(conn)
+        else:
+            self._await_head(conn)
+
+    def on_client_socket_readable(self, conn: TConn, client: Any) -> None:
+        """A kept-alive connection's next request begins."""
+        self.poller.unregister(client)
+        self.keepalived_conns.remove(conn)
+        if self.cfg.is_ssl:
+            self.enqueue_req(conn)
+        else:
+            self._await_head(conn)
+
+    def finish_request(self, conn: TConn, fs: Future[Any]) -> None:
+        """What becomes of a connection after its answer. Called in the main loop."""
+        kept = not fs.cancelled() and fs.exception() is None and fs.result()
+        if self.cfg.is_ssl or (kept and not self._pipelined(conn)):
+            super().finish_request(conn, fs)
+        elif kept:
+            self._await_head(conn, conn.parser.unreader.take_buffered())
+        else:
+            self._await_close(conn)
+
+    @staticmethod
+    def _pipelined(conn: TConn) -> bool:
+        return bool(conn.parser.unreader.buf.getvalue())
+
+    def _await_head(self, conn: TConn, begun: bytes = b"") -> None:
+        conn.sock.setblocking(False)
+        late = partial(self._head_is_late, conn)
+        waiting = _Waiting(conn, 0.0, partial(self._read_head, conn), late, bytearray(begun))
+        self._wait(waiting, self._header_seconds)
+        self._read_head(conn)  # most often it is there already
+
+    def _read_head(self, conn: TConn) -> None:
+        waiting = self._waiting[conn.sock.fileno()]
+        try:
+            while not _decidable(waiting.head, self.cfg.limit_request_line):
+                data = conn.sock.recv(MAX_HEAD_BYTES + 1 - len(waiting.head))
+                if not data:
+                    self._forget(waiting)
+                    self._await_close(conn)
+                    return
+                waiting.head += data
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop_waiting(conn)
+            return
+        self._forget(waiting)
+        if len(waiting.head) > MAX_HEAD_BYTES and HEAD_END not in waiting.head:
+            self._refuse(conn, errors.HeadersTooLargeError(""))
+            return
+        if conn.parser is None:
+            conn.parser = get_parser(self.cfg, conn.sock, conn.client)
+        conn.parser.unreader.unread(bytes(waiting.head))
+        conn.data_ready = True
+        self.enqueue_req(conn)
+
+    def _head_is_late(self, conn: TConn) -> None:
+        waiting = self._waiting[conn.sock.fileno()]
+        self._forget(waiting)
+        if waiting.head:
+            self._refuse(conn, errors.HeaderTimeoutError(""))
+        else:
+            self._await_close(conn)  # it has asked nothing
+
+    def _refuse(self, conn: TConn, error: errors.RequestError) -> None:
+        self.handle_error(None, conn.sock, conn.client, error)
+        self._await_close(conn)
+
+    def _await_close(self, conn: TConn) -> None:
+        """Close this side; the other's unread bytes are read for a while, else a reset may overtake the answer."""
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(conn)
+            return
+        drop = partial(self._drop_waiting, conn)
+        self._wait(_Waiting(conn, 0.0, partial(self._read_rest, conn), drop), CLOSING_SECONDS)
+        self._read_rest(conn)
+
+    def _read_rest(self, conn: TConn) -> None:
+        waiting = self._waiting[conn.sock.fileno()]
+        try:
+            data = conn.sock.recv(8192)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        waiting.passed_over += len(data)
+        if not data or waiting.passed_over > MAX_HEAD_BYTES:
+            self._drop_waiting(conn)
+
+    # --- waiting without a thread -------------------------------------------------------------------------------
+
+    def _wait(self, waiting: _Waiting, seconds: float) -> None:
+        patience = seconds if self.alive else min(seconds, STOP_KEEPALIVE_LINGER)
+        waiting.until = time.monotonic() + patience
+        self._waiting[waiting.conn.sock.fileno()] = waiting
+        self.poller.register(waiting.conn.sock, selectors.EVENT_READ, lambda _: waiting.step())
+
+    def _forget(self, waiting: _Waiting) -> None:
+        del self._waiting[waiting.conn.sock.fileno()]
+        self.poller.unregister(waiting.conn.sock)
+
+    def _drop_waiting(self, conn: TConn) -> None:
+        self._forget(self._waiting[conn.sock.fileno()])
+        self._drop(conn)
+
+    def _drop(self, conn: TConn) -> None:
+        self.nr_conns -= 1
+        conn.close()
+
+    def murder_pending(self) -> None:
+        """End what has waited too long; the main loop calls this at least once a second."""
+        super().murder_pending()
+        now = time.monotonic()
+        for waiting in [one for one in self._waiting.values() if one.until <= now]:
+            waiting.late()
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """A stopping worker waits for nobody's headers longer than for those of a kept-alive connection."""
+        super()._cap_keepalive(deadline)
+        for waiting in self._waiting.values():
+            waiting.until = min(waiting.until, deadline)
+
+    # --- what is no request --------------------------------------------------------------------------------------
+
+    def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: Exception) -> None:
+        """Answer what never came to the app, or came out of it as an exception, as problem+json; and log it."""
+        began, request_id = time.perf_counter(), uuid.uuid4().hex
+        error = exc
+        if not isinstance(exc, THE_APPS_FAULT):
+            error = next((ours("") for theirs, ours in REFUSALS.items() if isinstance(exc, theirs)), exc)
+        problem, body = wire_problem(error, request_id)
+        if problem is INTERNAL:
+            log.error("internal error", exc_info=exc, extra={"request_id": request_id})
+        reason = http.HTTPStatus(problem.status).phrase
+        head = (
+            f"HTTP/1.1 {problem.status} {reason}\r\nContent-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
+            f"X-Request-ID: {request_id}\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+        )
+        with contextlib.suppress(OSError):
+            client.setblocking(False)  # it may read nothing
+            client.sendall(head.encode("ascii") + body)
+        extra = {
+            "request_id": request_id,
+            "method": None,
+            "route": None,
+            "status": problem.status,
+            "duration_ms": round((time.perf_counter() - began) * 1000, 1),
+            "response_bytes": len(body),
+        }
+        access.info("request", extra=extra)
+
+
+def _decidable(head: bytearray, limit_line: int) -> bool:
+    """Whether gunicorn's parser can tell, without waiting for more, what this is: a whole head, or none."""
+    if not head:
+        return False
+    if HEAD_END in head or len(head) > MAX_HEAD_BYTES:
+        return True
+    if head.count(b"\n") != head.count(b"\r\n"):  # a line ends with both
+        return True
+    return b"\r\n" not in head[2:] and len(head) > limit_line + 4
