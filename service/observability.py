@@ -6,6 +6,7 @@ import datetime
 import logging
 import re
 import time
+import traceback
 import uuid
 
 import orjson
@@ -34,8 +35,23 @@ class JsonFormatter(logging.Formatter):
         }
         line |= {name: value for name, value in vars(record).items() if name not in self._standard}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            in_request = "request_id" in line
+            line["exception"] = (places if in_request else self.formatException)(record.exc_info)
         return orjson.dumps(line, default=str).decode()
+
+
+def places(exc_info: object) -> str:
+    """Types and places of an exception and of those before it, without their messages.
+
+    What is raised while a request is answered may quote its text: a ValueError of the tokenizer, a KeyError.
+    """
+    error = exc_info[1] if isinstance(exc_info, tuple) else None
+    lines: list[str] = []
+    while isinstance(error, BaseException):
+        kind = type(error)
+        lines += [f"{kind.__module__}.{kind.__qualname__}\n", *traceback.format_tb(error.__traceback__)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "".join(lines)
 
 
 def register(app: Flask) -> None:

@@ -2,7 +2,7 @@
 
 from flask import Blueprint
 
-from service.routes import attention, contract, coreference, heads, health, kv_cache, model
+from service.routes import attention, contract, coreference, heads, health, kv_cache, links, model
 
 BLUEPRINTS: tuple[Blueprint, ...] = (
     attention.bp,
@@ -10,6 +10,7 @@ BLUEPRINTS: tuple[Blueprint, ...] = (
     coreference.bp,
     kv_cache.bp,
     model.bp,
+    links.bp,
     health.bp,
     contract.bp,
 )
