@@ -15,6 +15,7 @@ from flask import Flask, Response, g, request
 access = logging.getLogger("service.access")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 QUIET_PREFIXES = ("/health/",)  # probes do not fill the log
 
 
@@ -77,7 +78,7 @@ def register(app: Flask) -> None:
                 "request",
                 extra={
                     "request_id": g.request_id,
-                    "method": request.method,
+                    "method": request.method if request.method in METHODS else "other",  # it may be any word
                     "route": rule.rule if rule else None,
                     "status": response.status_code,
                     "duration_ms": round((time.perf_counter() - g.started) * 1000, 1),

@@ -6,7 +6,7 @@ import time
 from urllib.parse import parse_qs, quote, unquote
 
 from flask import Blueprint, Response, current_app
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from service.body import presentation, read_json
 from service.errors import InvalidRequestError, LinksOffError
@@ -49,14 +49,14 @@ def link() -> Response:
 def _resource(given: str) -> tuple[str, str]:
     """Path, decoded, and query, percent-encoded, of a GET of ours. Raises InvalidRequestError."""
     path, _, query = given.partition("?")
-    if "#" in given:
-        raise InvalidRequestError.at("/path", "unknown_path", "A link ends before the `#`.")
     root = settings().root_path
     path = unquote(path.removeprefix(root) if root and path.startswith(root + "/") else path)
     try:
+        if "#" in given or not path.startswith("/"):
+            raise NotFound
         current_app.url_map.bind("").match(path, method="GET")
     except HTTPException:
-        detail = "It must be the path of a GET of this service, from its first slash on; see /openapi.yaml."
+        detail = "It must be path and query of a GET of this service: from the slash after its host, up to any `#`."
         raise InvalidRequestError.at("/path", "unknown_path", detail) from None
     if not LINK_PARAMETERS.isdisjoint(parse_qs(query, keep_blank_values=True)):
         raise InvalidRequestError.at("/path", "incompatible_options", "This is a signed link already.")
