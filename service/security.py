@@ -43,7 +43,7 @@ PREFLIGHT = {"Origin", "Access-Control-Request-Method"}  # the headers that make
 EXPOSED = "X-Request-ID, Server-Timing, ETag, Retry-After, X-Content-ID, X-Cache"
 ALLOWED = "Content-Type, Authorization, X-API-Key, X-Request-ID, If-None-Match"
 ALL_METHODS = "GET, HEAD, OPTIONS, POST"
-PREFLIGHT_SECONDS = 7200  # no browser keeps one for longer, but Firefox
+PREFLIGHT_SECONDS = 7200  # Chromium keeps one no longer
 
 # Of every answer that brings none of its own: should a browser ever show it as a page, the page can do nothing
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -85,7 +85,7 @@ class Links:
 
     key: SecretStr
 
-    def signed(self, path: str | bytes, query: str, expires: int) -> str:
+    def signed(self, path: str, query: str, expires: int) -> str:
         """The link: `path` (decoded) and `query` (percent-encoded), with `expires` and `signature` at its end."""
         target = f"{quote(path)}?{query}{'&' if query else ''}{EXPIRES}={expires}"
         return f"{target}&{SIGNATURE}={self._signature(target)}"
