@@ -22,10 +22,11 @@ weights: $(VENV)/installed  ## the weights that the tests and the README's examp
 test: $(VENV)/installed weights  ## every test, on real weights
 	GOMP_SPINCOUNT=1000 ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
 
-check: $(VENV)/installed  ## lint, format, types
+check: $(VENV)/installed  ## lint, format, types, known vulnerabilities of what is pinned
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/audit.py
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

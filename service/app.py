@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flask import Flask, request
 from flask_compress import Compress
 
-from service import body, observability, problems
+from service import body, observability, problems, security
 from service.engine import Engine
 from service.metrics import Metrics
 from service.model import load_model
@@ -59,6 +59,7 @@ def create_app(
         app.register_blueprint(blueprint)
     app.config["COMPRESS_MIMETYPES"] = COMPRESSED
     app.before_request(_forget_refused_encodings)
+    security.register(app)  # before any view, and after what an answer to be refused needs too
     Compress(app)
     app.wsgi_app = _under(settings.root_path, app.wsgi_app)  # type: ignore[assignment, method-assign]
     return app

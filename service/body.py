@@ -30,6 +30,7 @@ from service.errors import (
     pointer_of,
 )
 from service.schemas.common import LONGEST_LIST
+from service.security import LINK_PARAMETERS
 from service.settings import Settings
 
 T = TypeVar("T", bound=BaseModel)
@@ -292,11 +293,16 @@ def _number(given: str) -> float | str:
 
 
 def arguments() -> dict[str, list[str]]:
-    """The query string's parameters and all their values. Raises MalformedBodyError where it is not UTF-8."""
+    """The query string's parameters and all their values, but for those that make a GET a signed link.
+
+    Raises MalformedBodyError where it is not UTF-8.
+    """
     try:
-        return parse_qs(request.query_string.decode("ascii"), keep_blank_values=True, errors="strict")
+        found = parse_qs(request.query_string.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:  # UnicodeDecodeError among them
         raise MalformedBodyError("The query string is not UTF-8, percent-encoded.") from None
+    links = LINK_PARAMETERS if request.method in ("GET", "HEAD") else ()
+    return {name: values for name, values in found.items() if name not in links}
 
 
 def presentation(names: Collection[str], *, others: Collection[str] = ()) -> dict[str, str]:

@@ -51,6 +51,14 @@ class BodyTimeoutError(RequestError):
     """The body did not arrive in time."""
 
 
+class UnauthorizedError(RequestError):
+    """Neither a key nor a signed link that lets the request in."""
+
+
+class LinksOffError(RequestError):
+    """No key to sign links with is set."""
+
+
 class TooLargeError(RequestError):
     """Body, number of texts, or size of the answer over a limit."""
 

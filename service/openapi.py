@@ -12,8 +12,9 @@ from flask import Flask
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service import problems
+from service import problems, security
 from service.body import NDJSON
+from service.errors import UnauthorizedError
 from service.schemas.model import Problem
 
 YAML = "application/yaml"
@@ -60,7 +61,10 @@ def document(root: str = "") -> dict[str, Any]:
         "security": [],
         "tags": [{"name": tag} for tag in sorted({contract.tag for _, _, contract, _ in operations})],
         "paths": paths,
-        "components": {"schemas": dict(sorted(definitions["$defs"].items()))},
+        "components": {
+            "schemas": dict(sorted(definitions["$defs"].items())),
+            "securitySchemes": security.SCHEMES,
+        },
     }
 
 
@@ -107,8 +111,9 @@ def _operation(
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if method == "get" and contract.cacheable:
         responses["304"] = {"description": "What the client has, by its ETag, is still true."}
+    refusals = {*contract.problems, *([UnauthorizedError] if security.needs_key(path) else [])}
     for row in problems.PROBLEMS:
-        if row.exception in contract.problems:
+        if row.exception in refusals:
             responses[str(row.status)] = {
                 "description": row.title + ".",
                 "content": {problems.MEDIA_TYPE: {"schema": references[Problem, "serialization"]}},
@@ -119,6 +124,7 @@ def _operation(
         "description": (view.__doc__ or "").strip(),
         "tags": [contract.tag],
         "responses": dict(sorted(responses.items())),
+        "security": security.requirements(path, method),
     }
     if contract.request:
         operation["requestBody"] = {

@@ -51,12 +51,28 @@ PROBLEMS = (
         "Send HTTP/1.1; mend what is between client and service.",
     ),
     ProblemRow(
+        errors.UnauthorizedError,
+        401,
+        "unauthorized",
+        "A key or a valid link is needed",
+        "This instance has API keys, and the request holds none of them; or its link is changed, cut or expired.",
+        "Send Authorization: Bearer KEY or X-API-Key: KEY; ask POST /v1/links for a new link.",
+    ),
+    ProblemRow(
         NotFound,
         404,
         "not-found",
         "No such resource",
         "The path is none of this service's.",
         "See /openapi.yaml for all paths.",
+    ),
+    ProblemRow(
+        errors.LinksOffError,
+        404,
+        "links-off",
+        "This instance signs no links",
+        "The setting ATTENTION_SIGNING_KEY is not set.",
+        "Set it; or send an API key in a header.",
     ),
     ProblemRow(
         MethodNotAllowed,
@@ -245,6 +261,8 @@ def problem_response(error: Exception) -> Response:
             body |= {"limit": error.limit, "actual": error.actual}
         if error.retry_after_seconds is not None:
             headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, errors.UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.NotAcceptableError):
         body["formats"] = error.formats
     if isinstance(error, MethodNotAllowed):

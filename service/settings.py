@@ -3,19 +3,72 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+SHORTEST_API_KEY, SHORTEST_SIGNING_KEY = 16, 32  # characters
+ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:\d{1,5})?", re.ASCII)
+
+
+def _separated(given: object) -> object:
+    """What stands between the commas; a list stays what it is."""
+    return tuple(one.strip() for one in given.split(",")) if isinstance(given, str) else given
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    """A key that a header can carry and that cannot be guessed. The message never quotes it."""
+    value = key.get_secret_value()
+    if not value:
+        raise ValueError("a key is blank; to serve without keys, leave the variable unset")
+    if len(value) < SHORTEST_API_KEY:
+        raise ValueError(f"a key is shorter than {SHORTEST_API_KEY} characters")
+    if not re.fullmatch("[!-~]+", value):
+        raise ValueError("a key holds other characters than visible ASCII")
+    return key
+
+
+def _origin(given: str) -> str:
+    if given == "*":
+        return given
+    if not ORIGIN.fullmatch(given):
+        raise ValueError(
+            "an origin is https://host or https://host:port in lower case, without a path, or * alone"
+        )
+    if given.endswith(":443" if given.startswith("https:") else ":80"):
+        raise ValueError("an origin's usual port is left out: browsers do not send it")
+    return given
+
+
+Keys = Annotated[
+    tuple[Annotated[SecretStr, AfterValidator(_sendable)], ...], NoDecode, BeforeValidator(_separated)
+]
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_separated)
+]
 
 
 class Limits(BaseSettings):
     """What one request may ask for; published under `limits` by `GET /v1/model`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ATTENTION_", frozen=True, extra="ignore", allow_inf_nan=False
+        env_prefix="ATTENTION_",
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        hide_input_in_errors=True,  # which may be a key
     )
 
     max_body_bytes: int = Field(1 << 20, ge=1, description="Request body in bytes, chunked or not.")
@@ -110,6 +163,37 @@ class Settings(Limits):
     watchdog_seconds: float = Field(
         240.0, gt=0, description="A job running longer makes the service not ready: the model hangs."
     )
+    api_keys: Keys = Field(
+        (),
+        description="Keys, one of which a request must carry as `Authorization: Bearer KEY` or `X-API-Key: KEY`; "
+        f"separated by commas, each at least {SHORTEST_API_KEY} characters. None: everybody may ask.",
+    )
+    signing_key: SecretStr | None = Field(
+        None,
+        description="What signs expiring links (`POST /v1/links`), which need no API key; at least "
+        f"{SHORTEST_SIGNING_KEY} characters, the same on all replicas. None: no links.",
+    )
+    cors_origins: Origins = Field(
+        (),
+        description="Origins whose pages may read answers, separated by commas, as `https://host` or "
+        "`https://host:port`; `*` alone for all, not together with keys.",
+    )
+
+    @field_validator("signing_key")
+    @classmethod
+    def _long_enough(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and len(key.get_secret_value().strip()) < SHORTEST_SIGNING_KEY:
+            raise ValueError(f"the key is shorter than {SHORTEST_SIGNING_KEY} characters")
+        return key
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _all_or_some(cls, origins: tuple[str, ...], other: ValidationInfo) -> tuple[str, ...]:
+        if "*" in origins and len(origins) > 1:
+            raise ValueError("* stands alone")
+        if "*" in origins and other.data.get("api_keys"):
+            raise ValueError("* does not go together with API keys; name the origins")
+        return origins
 
     @property
     def limits(self) -> dict[str, int | float]:

@@ -2,7 +2,7 @@
 
 from flask import Blueprint
 
-from service.routes import attention, contract, coreference, heads, health, kv_cache, metrics, model
+from service.routes import attention, contract, coreference, heads, health, kv_cache, links, metrics, model
 
 BLUEPRINTS: tuple[Blueprint, ...] = (
     attention.bp,
@@ -10,6 +10,7 @@ BLUEPRINTS: tuple[Blueprint, ...] = (
     coreference.bp,
     kv_cache.bp,
     model.bp,
+    links.bp,
     health.bp,
     metrics.bp,
     contract.bp,

@@ -15,6 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from service.cli import main
 from service.openapi import as_yaml, document
 from service.problems import PROBLEMS
+from tests.conftest import MakeApp
 
 CHECKED_IN = Path(__file__).parents[2] / "openapi.yaml"
 
@@ -65,8 +66,9 @@ def test_the_url_map_and_the_document_are_equal_both_ways(client: FlaskClient, s
 
 
 def test_every_request_has_an_example_and_every_example_is_valid_and_answered(
-    client: FlaskClient, spec: dict[str, Any]
+    make_app: MakeApp, spec: dict[str, Any]
 ) -> None:
+    client = make_app(signing_key="s" * 32).test_client()  # /v1/links is 404 without
     for path, method, operation in operations(spec):
         if "requestBody" not in operation:
             continue
@@ -124,7 +126,7 @@ def test_each_operation_documents_every_status_it_can_give(spec: dict[str, Any])
         assert given - {200, 304} <= statuses
         if method == "post":
             assert {400, 408, 413, 415, 422} <= given, path
-        if path.startswith("/v1/kv-cache"):
+        if path.startswith(("/v1/kv-cache", "/v1/links")):
             assert not {429, 503} & given, path  # arithmetic: waits for nothing but its picture's turn
         elif method == "post":
             assert {429, 503} <= given, path
@@ -135,6 +137,19 @@ def test_each_operation_documents_every_status_it_can_give(spec: dict[str, Any])
             assert 304 in given, path
         assert operation["summary"]
         assert operation["operationId"]
+
+
+def test_a_key_is_an_alternative_wherever_one_may_be_needed(make_app: MakeApp, spec: dict[str, Any]) -> None:
+    client = make_app(api_keys="k" * 16, signing_key="s" * 32).test_client()
+    assert set(spec["components"]["securitySchemes"]) == {"bearer", "apiKey", "link"}
+    for path, method, operation in operations(spec):
+        refused = getattr(client, method)(path).status_code == 401
+        assert refused == ("401" in operation["responses"]) == bool(operation["security"]), path
+        if refused:
+            assert operation["security"][0] == {}, (
+                path
+            )  # this document is also that of an instance without keys
+            assert ({"link": []} in operation["security"]) == (method == "get"), path
 
 
 def test_every_error_fits_the_problem_schema(client: FlaskClient, spec: dict[str, Any]) -> None:
