@@ -47,6 +47,7 @@ READING = (
     errors.UnsupportedMediaTypeError,
     errors.InvalidRequestError,
 )
+QUERY = (errors.MalformedBodyError, errors.InvalidRequestError)  # what can be wrong with a query string
 ADMISSION = (errors.OverloadedError, errors.NotReadyError)
 ASKING = (*ADMISSION, errors.DeadlineExceededError)
 
@@ -198,6 +199,8 @@ def ask(
         started = time.monotonic()
         response = Response(written.write(payload, options), content_type=written.content_type)
         g.seconds["ser"] = time.monotonic() - started
+    if request.method in ("GET", "HEAD") and request.if_none_match.star_tag:
+        return _tagged(Response(status=304), tag)  # `*` is any answer there is, and now it is known to be one
     if written.file_name is not None:
         response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'
     if written.content_security_policy is not None:

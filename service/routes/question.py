@@ -28,13 +28,12 @@ from service.body import (
     read_lines,
     read_query,
 )
-from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError
+from service.errors import InvalidRequestError, NotAcceptableError
 from service.formats.negotiation import Format, Parameter, choose, options_of
-from service.routes.common import Answering, ask, describes
+from service.routes.common import QUERY, Answering, ask, describes
 
 R = TypeVar("R", bound=BaseModel)
 
-URL = (MalformedBodyError, InvalidRequestError)  # what can be wrong with a request in a URL
 _TYPES: dict[Kind, str] = {
     "text": "string",
     "flag": "boolean",
@@ -85,7 +84,7 @@ class Question(Generic[R]):
             f"{self.summary} ({in_url})",
             tag=self.tag,
             answer=self.answer,
-            problems=(*self.answering.problems, *URL, NotAcceptableError),
+            problems=(*self.answering.problems, *QUERY, NotAcceptableError),
             formats=self.formats,
             parameters=(*self._asked, *self._written),
         )
@@ -95,7 +94,7 @@ class Question(Generic[R]):
             "The same, the format as the ending of the path",
             tag=self.tag,
             answer=self.answer,
-            problems=(*self.answering.problems, *URL, NotFound),
+            problems=(*self.answering.problems, *QUERY, NotFound),
             formats=self.formats,
             parameters=(ending, *self._asked, *self._written),
         )
