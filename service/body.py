@@ -94,12 +94,14 @@ class Bare(Generic[T]):
     body: type[RootModel[Any]]
 
 
-def read_json(model: type[T]) -> T:
-    """The request's body as `model`.
+def read_json(model: type[T], beside: Mapping[str, Kind] | None = None) -> T:
+    """The request's body as `model`; what a query string may say `beside` another kind of body is refused.
 
     Raises UnsupportedMediaTypeError, TooLargeError, BodyTimeoutError, MalformedBodyError or InvalidRequestError.
     """
-    return _parsed(model, _raw())
+    whole = _parsed(model, _raw())
+    _refuse_beside(_query(beside or {}))
+    return whole
 
 
 def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places: Places) -> T:
@@ -113,15 +115,17 @@ def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places
         member = bare.body.model_validate_json(raw)
     except ValidationError:
         whole = _parsed(model, raw)  # what is wrong with the body itself is told first
-        if not said:
-            return whole
-        faults = [
-            FieldError(pointer_of([name]), "incompatible_options", "The body says this itself.")
-            for name in said
-        ]
-        raise InvalidRequestError.of(faults) from None
+        _refuse_beside(said)
+        return whole
     _refuse_duplicate_members(raw)
     return _validated(bare.request, {**said, bare.member: member.root})
+
+
+def _refuse_beside(said: Mapping[str, object]) -> None:
+    if said:
+        detail = "The body says this itself."
+        faults = [FieldError(pointer_of([name]), "incompatible_options", detail) for name in said]
+        raise InvalidRequestError.of(faults) from None
 
 
 def _raw() -> bytes:

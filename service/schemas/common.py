@@ -132,7 +132,7 @@ class SpanRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [
+            "anyOf": [
                 given(start="integer", end="integer", occurrence="null"),
                 given(text="string", start="null", end="null"),
             ],

@@ -96,7 +96,7 @@ class CoreferenceRequest(ScoringRequest):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [
+            "anyOf": [
                 given(text="string", pronoun="object", candidates="array", items="null"),
                 given(items="array", text="null", pronoun="null", candidates="null", gold="null"),
             ],
