@@ -35,7 +35,15 @@ def openapi_json() -> Response:
 
 
 @bp.get("/problems/<slug>")
-@describes("What a problem means", tag="operations", media_type="text/html", problems=(*QUERY, NotFound))
+@describes(
+    "What a problem means",
+    tag="operations",
+    media_type="text/html",
+    problems=(*QUERY, NotFound),
+    parameters=(
+        {"name": "slug", "in": "path", "required": True, "schema": {"type": "string", "enum": [*BY_SLUG]}},
+    ),
+)
 def problem_page(slug: str) -> Response:
     """Cause and remedy of a problem type."""
     refuse_parameters()
