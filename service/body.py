@@ -72,7 +72,7 @@ MESSAGES = {
     "too_short": "The list must not be empty",
     "too_long": "The list holds at most {max_length} entries",
     "string_too_long": "The text has at most {max_length} characters",
-    "string_too_short": "The text has at least {min_length} characters",
+    "string_too_short": "The text must not be empty",
     "greater_than": "The number must be more than {gt}",
     "greater_than_equal": "The number must be at least {ge}",
     "less_than": "The number must be less than {lt}",

@@ -79,7 +79,15 @@ def list_presets() -> Response:
 
 
 @bp.get("/v1/kv-cache/models/<path:id>")
-@describes("What is known of a model?", tag="kv-cache", answer=PresetAnswer, problems=(*QUERY, NotFound))
+@describes(
+    "What is known of a model?",
+    tag="kv-cache",
+    answer=PresetAnswer,
+    problems=(*QUERY, NotFound),
+    parameters=(
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}, "example": "llama-2-7b"},
+    ),
+)
 def show_preset(id: str) -> Response:
     """A preset by its id, whose slash stands as it is or as `%2F`, or by an alias."""
     refuse_parameters()
