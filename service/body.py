@@ -29,7 +29,6 @@ from service.errors import (
     UnsupportedMediaTypeError,
     pointer_of,
 )
-from service.schemas.common import LONGEST_LIST
 from service.security import LINK_PARAMETERS
 from service.settings import Settings
 
@@ -46,6 +45,7 @@ JSON, NDJSON = "application/json", "application/x-ndjson"
 ALIASES = {"layer": "layers", "head": "heads"}
 REQUIRED = ("text", "pronoun", "candidates", "model")  # of a request in a URL, where it asks for them at all
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
+BOM = b"\xef\xbb\xbf"
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
 
 # pydantic's error types -> our stable codes; anything else ending in _type is `wrong_type`
@@ -71,6 +71,13 @@ MESSAGES = {
     "extra_forbidden": "There is no such field",
     "missing": "The field is required",
     "too_short": "The list must not be empty",
+    "too_long": "The list holds at most {max_length} entries",
+    "string_too_long": "The text has at most {max_length} characters",
+    "string_too_short": "The text must not be empty",
+    "greater_than": "The number must be more than {gt}",
+    "greater_than_equal": "The number must be at least {ge}",
+    "less_than": "The number must be less than {lt}",
+    "less_than_equal": "The number must be at most {le}",
     "model_type": "An object is expected; in a URL `name:number,name:number`",
     "dict_type": "Names, each once, with numbers are expected: an object, or `name:number,name:number` in a URL",
 }
@@ -88,12 +95,14 @@ class Bare(Generic[T]):
     body: type[RootModel[Any]]
 
 
-def read_json(model: type[T]) -> T:
-    """The request's body as `model`.
+def read_json(model: type[T], beside: Mapping[str, Kind] | None = None) -> T:
+    """The request's body as `model`; what a query string may say `beside` another kind of body is refused.
 
     Raises UnsupportedMediaTypeError, TooLargeError, BodyTimeoutError, MalformedBodyError or InvalidRequestError.
     """
-    return _parsed(model, _raw())
+    whole = _parsed(model, _raw())
+    _refuse_beside(_query(beside or {}))
+    return whole
 
 
 def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places: Places) -> T:
@@ -107,15 +116,17 @@ def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places
         member = bare.body.model_validate_json(raw)
     except ValidationError:
         whole = _parsed(model, raw)  # what is wrong with the body itself is told first
-        if not said:
-            return whole
-        faults = [
-            FieldError(pointer_of([name]), "incompatible_options", "The body says this itself.")
-            for name in said
-        ]
-        raise InvalidRequestError.of(faults) from None
+        _refuse_beside(said)
+        return whole
     _refuse_duplicate_members(raw)
     return _validated(bare.request, {**said, bare.member: member.root})
+
+
+def _refuse_beside(said: Mapping[str, object]) -> None:
+    if said:
+        detail = "The body says this itself."
+        faults = [FieldError(pointer_of([name]), "incompatible_options", detail) for name in said]
+        raise InvalidRequestError.of(faults) from None
 
 
 def _raw() -> bytes:
@@ -125,22 +136,22 @@ def _raw() -> bytes:
 
 
 def _parsed(model: type[T], raw: bytes) -> T:
-    settings: Settings = current_app.extensions["settings"]
     try:
         parsed = model.model_validate_json(raw)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=True)
         if faults[0]["type"] == "json_invalid":
             reason = str(faults[0]["ctx"]["error"])
+            if raw.startswith(BOM):
+                reason = "it begins with a byte order mark"
             if "hex escape" in reason:
                 reason += " (half of a surrogate pair is no character)"
             raise MalformedBodyError(f"The body is not valid JSON: {reason}.") from None
         _refuse_duplicate_members(raw)
-        if any(fault["type"] == "too_long" and fault["loc"][-1] in MANY for fault in faults):
-            limit = getattr(settings, getattr(model, "limit", "max_texts"))
-            detail = f"A request holds at most {limit} texts or items; send the others in further requests."
-            raise TooLargeError(detail, limit=limit, actual=LONGEST_LIST + 1) from None
         body = from_json(raw)
+        for fault in faults:
+            if fault["type"] == "too_long" and fault["loc"][0] in MANY:
+                _check_count(len(body[fault["loc"][0]]), model, "texts or items")
         fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
         raise InvalidRequestError.of(fields, more=len(faults) - 1) from None
     _refuse_duplicate_members(raw)
@@ -156,11 +167,10 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     settings: Settings = current_app.extensions["settings"]
     check_media_type((NDJSON,))
     raw = _read(settings.max_body_bytes, settings.body_timeout_seconds)
+    if raw.startswith(BOM):
+        raise MalformedBodyError("Line 1 begins with a byte order mark; JSON Lines have none.")
     numbered = [(number, line) for number, line in enumerate(raw.split(b"\n"), 1) if line.strip()]
-    limit = getattr(settings, getattr(model, "limit", "max_texts"))
-    if len(numbered) > limit:
-        detail = f"A request holds at most {limit} lines; send the others in further requests."
-        raise TooLargeError(detail, limit=limit, actual=len(numbered))
+    _check_count(len(numbered), model, "lines")
     items: list[BaseModel] = []
     lines: list[int] = []
     unread: list[dict[str, str | int]] = []
@@ -183,6 +193,14 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
         ]
         raise InvalidRequestError.of(faults or [FieldError("", "missing_field", "The body holds no line.")])
     return _validated(model, {**_query(names), "items": items, "lines": lines, "unread": unread})
+
+
+def _check_count(count: int, model: type[BaseModel], what: str) -> None:
+    settings: Settings = current_app.extensions["settings"]
+    limit: int = getattr(settings, getattr(model, "limit", "max_texts"))
+    if count > limit:
+        detail = f"A request holds at most {limit} {what}; send the others in further requests."
+        raise TooLargeError(detail, limit=limit, actual=count)
 
 
 def _line_fault(error: ValidationError, line: bytes) -> tuple[str, str]:
@@ -321,6 +339,11 @@ def presentation(names: Collection[str], *, others: Collection[str] = ()) -> dic
     if faults:
         raise InvalidRequestError.of(faults)
     return {name: found[name][0] for name in names if name in found}
+
+
+def refuse_parameters() -> None:
+    """Refuse whatever the query string says, where it can say nothing."""
+    presentation(())
 
 
 def check_media_type(accepted: Sequence[str]) -> None:
@@ -462,7 +485,8 @@ def register(app: Flask) -> None:
 def _field_error(fault: ErrorDetails, body: object) -> FieldError:
     kind = fault["type"]
     code = CODES.get(kind) or ("wrong_type" if kind.endswith(("_type", "_parsing")) else kind)
-    message = MESSAGES.get(kind) or fault["msg"].rstrip(".")
+    said = MESSAGES.get(kind)
+    message = said.format_map(fault.get("ctx", {})) if said else fault["msg"].rstrip(".")
     # The message never quotes the input: it names what is allowed, a bound, or a type.
     place = _place(fault["loc"], body, missing=kind == "missing")
     if "field" in fault.get("ctx", {}):

@@ -22,8 +22,45 @@ HIDDEN_METHODS = {"HEAD", "OPTIONS"}  # every route offers them; not worth a lin
 
 DESCRIPTION = (
     "Looks inside a language model: where every head looks, what kind of head it is, which noun a pronoun attends to, "
-    "and how many bytes a KV cache takes. Every error is `application/problem+json` (RFC 9457)."
+    "and how many bytes a KV cache takes. Every error is `application/problem+json` (RFC 9457): on an unknown path a "
+    "404, and for a method that a path does not offer a 405 with an `Allow` header. HEAD goes wherever GET does, "
+    "OPTIONS everywhere."
 )
+
+TAGS = {
+    "attention": "Where every head looks, as numbers and as pictures.",
+    "coreference": "Which noun a pronoun attends to, and how often a head is right.",
+    "heads": "What kind of head each one is.",
+    "kv-cache": "How many bytes keys and values take: arithmetic, whatever model is loaded.",
+    "model": "What is loaded, its limits, and the tokens it sees.",
+    "operations": "Health, this document, and what its problems mean.",
+}
+
+HEADERS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (description, schema)
+    "Accept-Post": ("Media types that are read here.", {"type": "string"}),
+    "ETag": (
+        "Of the answer; sent back as If-None-Match it saves a second one.",
+        {"type": "string", "pattern": '^(W/)?"[^"]+"$'},
+    ),
+    "Retry-After": ("Seconds until it is worth another try.", {"type": "integer", "minimum": 1}),
+    "Server-Timing": (
+        "Milliseconds of each step, as `fwd;dur=12.3, ser;dur=0.4`.",
+        {"type": "string"},
+    ),
+    "WWW-Authenticate": ("How to say who one is.", {"const": "Bearer"}),
+    "X-Cache": (
+        "Whether the answer was given before and kept; missing where none are.",
+        {"enum": ["hit", "miss"]},
+    ),
+    "X-Content-ID": (
+        "SHA-256 over what determines the answer: request, format, model and versions. Equal ids are equal answers.",
+        {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    ),
+    "X-Request-ID": (
+        "The request's own where it fits, else a new one; also in the log and in every problem.",
+        {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+    ),
+}
 
 
 @functools.cache
@@ -59,9 +96,16 @@ def document(root: str = "") -> dict[str, Any]:
         },
         "servers": [{"url": root or "/"}],
         "security": [],
-        "tags": [{"name": tag} for tag in sorted({contract.tag for _, _, contract, _ in operations})],
+        "tags": [
+            {"name": tag, "description": TAGS[tag]}
+            for tag in sorted({contract.tag for _, _, contract, _ in operations})
+        ],
         "paths": paths,
         "components": {
+            "headers": {
+                name: {"description": description, "schema": schema}
+                for name, (description, schema) in HEADERS.items()
+            },
             "schemas": dict(sorted(definitions["$defs"].items())),
             "securitySchemes": security.SCHEMES,
         },
@@ -118,6 +162,10 @@ def _operation(
                 "description": row.title + ".",
                 "content": {problems.MEDIA_TYPE: {"schema": references[Problem, "serialization"]}},
             }
+    for status, response in responses.items():
+        response["headers"] = {
+            name: {"$ref": f"#/components/headers/{name}"} for name in _header_names(status, method, contract)
+        }
     operation: dict[str, Any] = {
         "operationId": view.__name__,
         "summary": contract.summary,
@@ -147,5 +195,24 @@ def _operation(
     return operation
 
 
+def _header_names(status: str, method: str, contract: Any) -> list[str]:
+    names = ["X-Request-ID"]
+    # of a question, rather than of what the service has
+    asked = contract.cacheable and bool(contract.request or contract.formats)
+    if status in ("200", "304"):
+        names += ["ETag"] * (method == "get" and contract.cacheable) + ["X-Content-ID"] * asked
+    if status == "200" and asked:
+        names += ["Server-Timing", "X-Cache"]
+    if status == "401":
+        names.append("WWW-Authenticate")
+    if status == "415":
+        names.append("Accept-Post")
+    if status in ("429", "503"):
+        names.append("Retry-After")
+    return sorted(names)
+
+
 def _body_schema(media_type: str) -> dict[str, Any]:
-    return {"type": "object"} if media_type == "application/json" else {"type": "string"}
+    if media_type in ("application/json", YAML):  # both are read into the same values
+        return {"type": "object"}
+    return {"type": "string"} if media_type.startswith("text/") or media_type.endswith("+xml") else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
-from service.body import read_json
+from service.body import read_json, refuse_parameters
 from service.formats.attention import FORMATS, PARAMETERS
 from service.jobs import attention
 from service.routes.common import ADMISSION, WithModel, ask, describes
@@ -53,4 +53,5 @@ MAPS.register(bp, "/v1/attention")
 )
 def tokenize() -> Response:
     """Tokens and words."""
+    refuse_parameters()
     return ask(WithModel(attention.tokens), read_json(TokenizeRequest))

@@ -50,6 +50,7 @@ READING = (
     errors.UnsupportedMediaTypeError,
     errors.InvalidRequestError,
 )
+QUERY = (errors.MalformedBodyError, errors.InvalidRequestError)  # what can be wrong with a query string
 ADMISSION = (errors.OverloadedError, errors.NotReadyError)
 ASKING = (*ADMISSION, errors.DeadlineExceededError)
 
@@ -228,6 +229,8 @@ def ask(
         kept.put(tag, body)
     else:
         body, g.seconds = found, {"cache": time.monotonic() - started}
+    if request.method in ("GET", "HEAD") and request.if_none_match.star_tag:
+        return _tagged(Response(status=304), tag)  # `*` is any answer there is, and now it is known to be one
     response = Response(body, content_type=written.content_type)
     if kept.enabled:
         response.headers["X-Cache"] = "miss" if found is None else "hit"

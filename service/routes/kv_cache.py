@@ -5,10 +5,10 @@ from __future__ import annotations
 from flask import Blueprint, Response
 from werkzeug.exceptions import NotFound
 
-from service.body import Bare
+from service.body import Bare, refuse_parameters
 from service.formats.kv_cache import FORMATS, PARAMETERS
 from service.jobs import kv_cache
-from service.routes.common import WithoutModel, answer, describes
+from service.routes.common import QUERY, WithoutModel, answer, describes
 from service.routes.question import Question
 from service.schemas.kv_cache import (
     BareConfigRequest,
@@ -71,16 +71,26 @@ SIZE.register(bp, "/v1/kv-cache")
 
 
 @bp.get("/v1/kv-cache/models")
-@describes("Which models are known by name?", tag="kv-cache", answer=PresetsAnswer)
+@describes("Which models are known by name?", tag="kv-cache", answer=PresetsAnswer, problems=QUERY)
 def list_presets() -> Response:
     """All presets."""
+    refuse_parameters()
     return answer(kv_cache.known_models())
 
 
 @bp.get("/v1/kv-cache/models/<path:id>")
-@describes("What is known of a model?", tag="kv-cache", answer=PresetAnswer, problems=(NotFound,))
+@describes(
+    "What is known of a model?",
+    tag="kv-cache",
+    answer=PresetAnswer,
+    problems=(*QUERY, NotFound),
+    parameters=(
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}, "example": "llama-2-7b"},
+    ),
+)
 def show_preset(id: str) -> Response:
     """A preset by its id, whose slash stands as it is or as `%2F`, or by an alias."""
+    refuse_parameters()
     found = kv_cache.known_model(id)
     if found is None:
         raise NotFound

@@ -27,6 +27,7 @@ UNCHANGED = "%!$&()*+,-./:;=?@_~"
     request=LinkRequest,
     answer=LinkAnswer,
     problems=(LinksOffError,),
+    cacheable=False,
 )
 def link() -> Response:
     """Signs path and query of a GET, so that it is answered without a key: for what is embedded elsewhere."""

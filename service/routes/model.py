@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from flask import Blueprint, Response
 
+from service.body import refuse_parameters
 from service.errors import NotReadyError
 from service.formats.attention import FORMATS
-from service.routes.common import answer, describes, engine, settings
+from service.routes.common import QUERY, answer, describes, engine, settings
 from service.schemas.model import ModelAnswer
 
 bp = Blueprint("model", __name__)
@@ -14,10 +15,14 @@ bp = Blueprint("model", __name__)
 
 @bp.get("/v1/model")
 @describes(
-    "What is loaded, and within which limits?", tag="model", answer=ModelAnswer, problems=(NotReadyError,)
+    "What is loaded, and within which limits?",
+    tag="model",
+    answer=ModelAnswer,
+    problems=(*QUERY, NotReadyError),
 )
 def model() -> Response:
     """The loaded model and the limits."""
+    refuse_parameters()
     loaded = engine().model
     return answer(
         {

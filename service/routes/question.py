@@ -28,13 +28,12 @@ from service.body import (
     read_lines,
     read_query,
 )
-from service.errors import InvalidRequestError, MalformedBodyError, NotAcceptableError
+from service.errors import InvalidRequestError, NotAcceptableError
 from service.formats.negotiation import Format, Parameter, choose, options_of
-from service.routes.common import Answering, ask, describes
+from service.routes.common import QUERY, Answering, ask, describes
 
 R = TypeVar("R", bound=BaseModel)
 
-URL = (MalformedBodyError, InvalidRequestError)  # what can be wrong with a request in a URL
 _TYPES: dict[Kind, str] = {
     "text": "string",
     "flag": "boolean",
@@ -45,10 +44,13 @@ _TYPES: dict[Kind, str] = {
 }
 # What a URL writes otherwise than the body does
 _IN_URL: dict[Kind, dict[str, Any]] = {
-    "numbers": {"type": "string", "description": "`name:number,name:number`, or `none`."},
     "span": {"type": "string", "description": "Its text, or `start..end`."},
     "spans": {"type": "array", "items": {"type": "string"}, "description": "Their texts, or `start..end`."},
-    "heads": {"type": "string", "description": "`L5H5,L8H7`, or `all`."},
+    "heads": {
+        "type": "string",
+        "pattern": "^(all|L[0-9]{1,9}H[0-9]{1,9}(,L[0-9]{1,9}H[0-9]{1,9})*)$",
+        "description": "`L5H5,L8H7`, or `all`.",
+    },
 }
 
 
@@ -85,7 +87,7 @@ class Question(Generic[R]):
             f"{self.summary} ({in_url})",
             tag=self.tag,
             answer=self.answer,
-            problems=(*self.answering.problems, *URL, NotAcceptableError),
+            problems=(*self.answering.problems, *QUERY, NotAcceptableError),
             formats=self.formats,
             parameters=(*self._asked, *self._written),
         )
@@ -95,9 +97,9 @@ class Question(Generic[R]):
             "The same, the format as the ending of the path",
             tag=self.tag,
             answer=self.answer,
-            problems=(*self.answering.problems, *URL, NotFound),
+            problems=(*self.answering.problems, *QUERY, NotFound),
             formats=self.formats,
-            parameters=(ending, *self._asked, *self._written),
+            parameters=(ending, *self._asked, *self._written[1:]),  # all but `format`
         )
         self._add(blueprint, f"{path}.<name>", "get", f"get_{self.name}_as", as_ending, self.get)
 
@@ -135,7 +137,7 @@ class Question(Generic[R]):
         """The answer in the format that `?format=` names or `Accept` prefers."""
         check_media_type((JSON, NDJSON) if self.lines else (JSON,))  # before what of the query goes with it
         lines = self.lines if request.mimetype == NDJSON else None
-        how = presentation(self._presentation, others=self.query if lines or self.bare else ())
+        how = presentation(self._presentation, others=self.query if self.lines or self.bare else ())
         written = self._choose(how.get("format"))
         options = options_of(how, self.parameters)
         if lines:
@@ -143,7 +145,7 @@ class Question(Generic[R]):
         elif self.bare:
             question = read_either(self.request, self.bare, self.query, self.places)
         else:
-            question = read_json(self.request)
+            question = read_json(self.request, beside=self.query if self.lines else {})
         return ask(self.answering, question, written, options)
 
     def get(self, name: str | None = None) -> Response:
@@ -190,20 +192,22 @@ class Question(Generic[R]):
         what = (
             f"{NDJSON}; a JSON body says it itself." if self.lines else "a body that is one member by itself."
         )
-        return [one | {"required": False} for one in self._members(f"Only beside {what}")]
+        members = self._members(f"Only beside {what}")
+        return [one | {"required": False} for one in members if not (self.bare and one["name"] == "model")]
 
     def _members(self, beside: str) -> list[dict[str, Any]]:
         schema = self.request.model_json_schema()
 
+        not_skipped = schema.get("else", {}).get("properties", {})  # which no URL asks for
+
         def form(name: str) -> dict[str, Any]:
-            if self.query[name] in _IN_URL:
-                return _IN_URL[self.query[name]]
-            wanted = _TYPES[self.query[name]]
-            found = next(
-                one
-                for one in _forms(_member(schema, place_of(name, self.places)))
-                if one.get("type") == wanted
-            )
+            kind = self.query[name]
+            if kind in _IN_URL:
+                return _IN_URL[kind]
+            forms = [*_forms(_member(schema, place_of(name, self.places)))]
+            if kind == "numbers":
+                return _numbers(forms, schema)
+            found = next(one for one in forms if one.get("type") == _TYPES[kind]) | not_skipped.get(name, {})
             return {key: value for key, value in found.items() if key not in ("title", "description")}
 
         described = [_described(name, form(name), beside, required=name in REQUIRED) for name in self.query]
@@ -238,6 +242,21 @@ def _forms(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield schema
     for alternative in [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
         yield from _forms(alternative)
+
+
+def _numbers(forms: Sequence[dict[str, Any]], schema: dict[str, Any]) -> dict[str, Any]:
+    """How a URL writes an object of numbers."""
+    owner = next(one for one in forms if "$ref" in one or one.get("type") == "object")
+    if "$ref" in owner:
+        owner = schema["$defs"][owner["$ref"].rpartition("/")[2]]
+    names = "|".join(owner.get("properties") or owner["propertyNames"]["enum"])
+    pair = rf"({names}):(0|1|0?\.[0-9]{{1,18}}|[0-9]{{1,18}})"
+    null = any(one.get("type") == "null" for one in forms)
+    return {
+        "type": "string",
+        "pattern": f"^({'none|' if null else ''}{pair}(,{pair})*)$",
+        "description": f"`name:number,name:number`{', or `none`' if null else ''}.",
+    }
 
 
 def _described(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.schemas.common import (
     LONGEST_LIST,
+    NOT_BLANK,
     SENTENCE,
+    WHOLE,
     Answer,
     AsksAboutTexts,
     Heads,
@@ -26,10 +28,11 @@ from service.schemas.common import (
     exactly_one,
     list_or,
     one_of_required,
+    unless_skipped,
 )
 
-TokenId = Annotated[int, Field(ge=0, le=10_000_000)]
-Position = Annotated[int, Field(ge=0, le=1_000_000)]
+TokenId = Annotated[int, Field(ge=0, le=10_000_000), WHOLE]
+Position = Annotated[int, Field(ge=0, le=1_000_000), WHOLE]
 Rows = Annotated[
     Annotated[list[Position], Field(min_length=1, max_length=LONGEST_LIST), Tag("list")]
     | Annotated[SpanRequest, Tag("span")],
@@ -113,12 +116,17 @@ class SequencesRequest(TextsRequest):
         return super().inputs
 
 
+NOT_BLANK_TEXTS: dict[str, dict[str, Any]] = {"text": NOT_BLANK, "texts": {"items": NOT_BLANK}}
+ONE_SEQUENCE = one_of_required(text="string", texts="array", messages="array", token_ids="array")
+
+
 class TokenizeRequest(TextsRequest):
     """Which tokens does the model see?"""
 
     model_config = ConfigDict(
         json_schema_extra={
-            **one_of_required(*TextsRequest.sources),
+            **one_of_required(text="string", texts="array", messages="array"),
+            **unless_skipped(**NOT_BLANK_TEXTS),
             "examples": [{"text": SENTENCE}, {"messages": [{"role": "user", "content": "Hi."}]}],
         }
     )
@@ -158,7 +166,8 @@ class AttentionRequest(SequencesRequest):
 
     model_config = ConfigDict(
         json_schema_extra={
-            **one_of_required(*SequencesRequest.sources),
+            **ONE_SEQUENCE,
+            **unless_skipped(**NOT_BLANK_TEXTS, text_pair=NOT_BLANK),
             "examples": [
                 {"text": SENTENCE, "layers": [5], "heads": [5], "decimals": 3},
                 {"texts": ["Hi.", "Yes."], "layers": [0]},
@@ -188,10 +197,10 @@ class AttentionRequest(SequencesRequest):
     queries: Rows | None = Field(
         None, description="Rows to return: indices in the unit, or a span of the text."
     )
-    top_k: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+    top_k: Annotated[int, Field(ge=1, le=100_000), WHOLE] | None = Field(
         None, description="Only each row's largest weights, descending; zeros are left out."
     )
-    decimals: Annotated[int, Field(ge=1, le=9)] = Field(6, description="Decimals of the weights.")
+    decimals: Annotated[int, Field(ge=1, le=9), WHOLE] = Field(6, description="Decimals of the weights.")
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> Self:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -40,13 +48,31 @@ class Answer(BaseModel):
 SENTENCE = "The cat sat on the mat because it was tired."  # of the examples
 
 # That a text is not blank is checked together with its tokens, so that `on_error: skip` can pass over one that is.
-Text = Annotated[str, Field(description="Not blank.", json_schema_extra={"minLength": 1})]
+Text = Annotated[str, Field(description="Not blank.")]
+# A character that Python does not call a space: what `\s` is differs from one reader of JSON Schema to the next
+NOT_BLANK = {
+    "pattern": r"[^\u0009-\u000d\u001c-\u0020\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+}
+
+
+def unless_skipped(**members: dict[str, Any]) -> dict[str, Any]:
+    """What holds of the members unless the request says `on_error: skip`, as JSON Schema."""
+    skip = {"properties": {"on_error": {"const": "skip"}}, "required": ["on_error"]}
+    return {"if": skip, "else": {"properties": members}}
+
 
 LONGEST_LIST = (
     10_000  # of anything in a request, whatever its own limit: a longer one is not even looked through
 )
 LARGEST_SEED = 2**53 - 1  # what every reader of JSON keeps exactly
 LARGEST_INDEX = 9_999  # of a layer or head in any request; the model's own bound is checked once it is known
+
+
+def _whole(value: object) -> object:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)  # to JSON Schema, and to some languages' writers of JSON, 1.0 is an integer
 
 
 def _index(code: str) -> AfterValidator:
@@ -59,8 +85,8 @@ def _index(code: str) -> AfterValidator:
 
 
 _bounds = Field(json_schema_extra={"minimum": 0, "maximum": LARGEST_INDEX})
-Layer = Annotated[int, _index("layer_out_of_range"), _bounds]
-Head = Annotated[int, _index("head_out_of_range"), _bounds]
+Layer = Annotated[int, WHOLE, _index("layer_out_of_range"), _bounds]
+Head = Annotated[int, WHOLE, _index("head_out_of_range"), _bounds]
 Layers = Annotated[list[Layer], Field(min_length=1, max_length=LONGEST_LIST)]
 Heads = Annotated[list[Head], Field(min_length=1, max_length=LONGEST_LIST)]
 
@@ -70,23 +96,40 @@ def list_or(tag: str) -> Discriminator:
     return Discriminator(lambda value: "list" if isinstance(value, list) else tag)
 
 
+def list_or_word(word: str, expected: str) -> Discriminator:
+    """Tell a list from a word, and say what is `expected` where it is neither."""
+    return Discriminator(
+        lambda value: "list" if isinstance(value, list) else word if value == word else None,
+        custom_error_type="unknown_option",
+        custom_error_message=expected,
+    )
+
+
 def exactly_one(model: BaseModel, *names: str) -> None:
     """Raise `missing_field` or `incompatible_options` unless exactly one of the members is given."""
-    given = [name for name in names if getattr(model, name) is not None]
-    if not given:
+    found = [name for name in names if getattr(model, name) is not None]
+    if not found:
         raise PydanticCustomError("missing_field", "One of {names} is required", {"names": ", ".join(names)})
-    if len(given) > 1:
+    if len(found) > 1:
         raise PydanticCustomError(
-            "incompatible_options", "Send only one of {names}", {"names": ", ".join(names), "field": given[1]}
+            "incompatible_options", "Send only one of {names}", {"names": ", ".join(names), "field": found[1]}
         )
 
 
-def one_of_required(*names: str) -> dict[str, Any]:
+def given(**types: str) -> dict[str, Any]:
+    """That these members are there, each with its JSON type, as JSON Schema; those of type null may be absent."""
+    return {
+        "required": [name for name, type_ in types.items() if type_ != "null"],
+        "properties": {name: {"type": type_} for name, type_ in types.items()},
+    }
+
+
+def one_of_required(**types: str) -> dict[str, Any]:
     """`exactly_one`, as JSON Schema."""
-    return {"oneOf": [{"required": [name]} for name in names]}
+    return {"oneOf": [given(**{name: type_}) for name, type_ in types.items()]}
 
 
-Offset = Annotated[int, Field(ge=0, le=100_000_000)]
+Offset = Annotated[int, Field(ge=0, le=100_000_000), WHOLE]
 
 
 class SpanRequest(Request):
@@ -94,7 +137,10 @@ class SpanRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [{"required": ["start", "end"]}, {"required": ["text"]}],
+            "anyOf": [
+                given(start="integer", end="integer", occurrence="null"),
+                given(text="string", start="null", end="null"),
+            ],
             "examples": [{"text": "cat"}, {"text": "cat", "occurrence": 0}, {"start": 4, "end": 7}],
         }
     )

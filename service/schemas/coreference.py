@@ -14,7 +14,9 @@ from service.schemas.attention import SkippedResult
 from service.schemas.common import (
     LARGEST_SEED,
     LONGEST_LIST,
+    NOT_BLANK,
     SENTENCE,
+    WHOLE,
     Answer,
     AsksAboutTexts,
     Head,
@@ -26,18 +28,20 @@ from service.schemas.common import (
     TokenInfo,
     Warning,
     exactly_one,
-    list_or,
+    given,
+    list_or_word,
+    unless_skipped,
 )
 
 Pairs = Annotated[
     Annotated[list[tuple[Layer, Head]], Field(min_length=1, max_length=LONGEST_LIST), Tag("list")]
     | Annotated[Literal["all"], Tag("all")],
-    list_or("all"),
+    list_or_word("all", "Pairs [layer, head], or `all`, are expected; in a URL `L5H5,L8H7`, or `all`"),
 ]
 
 
 Candidates = Annotated[list[SpanRequest], Field(max_length=100)]
-Gold = Annotated[int, Field(ge=0, le=10_000, description="Index of the right candidate.")]
+Gold = Annotated[int, Field(ge=0, le=10_000, description="Index of the right candidate."), WHOLE]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -78,11 +82,11 @@ class ScoringRequest(AsksAboutTexts):
         if self.method == "substitution":
             options = (*(one.name for one in dataclasses.fields(Reading)), "heads")
             fields = type(self).model_fields
-            if given := [name for name in options if getattr(self, name) != fields[name].default]:
+            if said := [name for name in options if getattr(self, name) != fields[name].default]:
                 raise PydanticCustomError(
                     "incompatible_options",
                     "The method substitution reads no attention, so {name} means nothing",
-                    {"name": given[0], "field": given[0]},
+                    {"name": said[0], "field": said[0]},
                 )
         return self
 
@@ -92,7 +96,11 @@ class CoreferenceRequest(ScoringRequest):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [{"required": ["text", "pronoun", "candidates"]}, {"required": ["items"]}],
+            "anyOf": [
+                given(text="string", pronoun="object", candidates="array", items="null"),
+                given(items="array", text="null", pronoun="null", candidates="null", gold="null"),
+            ],
+            **unless_skipped(text=NOT_BLANK, items={"items": {"properties": {"text": NOT_BLANK}}}),
             "examples": [
                 {
                     "text": SENTENCE,
@@ -186,7 +194,7 @@ class Split(Request):
     """Which share of the groups is kept for the test, chosen by a seeded shuffle."""
 
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED), WHOLE] = 0
 
 
 class EvaluateRequest(ScoringRequest):
@@ -228,7 +236,7 @@ class EvaluateRequest(ScoringRequest):
         "accuracy",
         description="`balanced`: the mean of the accuracy where the right candidate is the first and where it is not.",
     )
-    top: Annotated[int, Field(ge=1, le=10_000)] = Field(
+    top: Annotated[int, Field(ge=1, le=10_000), WHOLE] = Field(
         10, description="How many heads are listed, best first."
     )
 

@@ -8,16 +8,17 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from attention_core.heads import LABELS
-from service.schemas.attention import ItemError, SequencesRequest
+from service.schemas.attention import NOT_BLANK_TEXTS, ONE_SEQUENCE, ItemError, SequencesRequest
 from service.schemas.common import (
     LARGEST_SEED,
     SENTENCE,
+    WHOLE,
     Answer,
     Heads,
     Layers,
     ModelInfo,
     Warning,
-    one_of_required,
+    unless_skipped,
 )
 
 
@@ -29,7 +30,7 @@ def _known_score(name: str) -> str:
 
 ScoreName = Annotated[str, AfterValidator(_known_score), Field(json_schema_extra={"enum": list(LABELS)})]
 Threshold = Annotated[float, Field(ge=0, le=1)]
-Bit = Annotated[int, Field(ge=0, le=1)]
+Bit = Annotated[int, Field(ge=0, le=1), WHOLE]
 Bits = Annotated[list[Bit], Field(min_length=1, max_length=1000)]
 
 
@@ -38,7 +39,8 @@ class HeadsRequest(SequencesRequest):
 
     model_config = ConfigDict(
         json_schema_extra={
-            **one_of_required(*SequencesRequest.sources),
+            **ONE_SEQUENCE,
+            **unless_skipped(**NOT_BLANK_TEXTS),
             "examples": [
                 {"text": SENTENCE},
                 {"text": SENTENCE, "layers": [8], "heads": [7], "thresholds": {"previous_token": 0.8}},
@@ -67,8 +69,8 @@ class HeadsRequest(SequencesRequest):
         description="`repeat`: induction and duplicate_token are scored on random tokens repeated once, the others "
         "on the text.",
     )
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = Field(0, description="Of the probe.")
-    draws: Annotated[int, Field(ge=2, le=50)] = Field(10, description="Of the probe.")
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED), WHOLE] = Field(0, description="Of the probe.")
+    draws: Annotated[int, Field(ge=2, le=50), WHOLE] = Field(10, description="Of the probe.")
     pattern: Annotated[list[Bits], Field(min_length=1, max_length=1000)] | None = Field(
         None, description="A target of one's own, tokens x tokens, over a single text: the score `custom`."
     )

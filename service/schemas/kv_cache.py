@@ -9,14 +9,14 @@ from pydantic import AfterValidator, ConfigDict, Field, RootModel, Tag, model_va
 from pydantic_core import PydanticCustomError
 
 from attention_core.kv_cache import DTYPES, ENGINES, LAYER_TYPES, MAX_LAYERS, PLAIN_DTYPES
-from service.schemas.common import Answer, Request, exactly_one, list_or, one_of_required
+from service.schemas.common import WHOLE, Answer, Request, exactly_one, list_or, one_of_required
 
 LARGEST_SIZE = 2**53 - 1  # bytes of a memory: 8 PiB, and what every reader of JSON keeps exactly
 MOST_COMPARED = 8  # models beside the one asked about
 
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Bytes = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000_000), WHOLE]
+Bytes = Annotated[int, Field(ge=0, le=LARGEST_SIZE), WHOLE]
 TokensOrList = Annotated[
     Annotated[Tokens, Tag("one")]
     | Annotated[list[Tokens], Field(min_length=1, max_length=1000), Tag("list")],
@@ -51,14 +51,14 @@ class MlaRequest(Request):
 class DimsRequest(Request):
     """A model's sizes."""
 
-    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS), WHOLE]
     heads: Count = Field(description="Query heads.")
     kv_heads: Count = Field(description="Key/value heads; divides `heads`.")
     head_dim: Count = Field(description="Width of one head's key.")
     v_head_dim: Count | None = Field(None, description="Width of one head's value, where it differs.")
-    hidden_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    hidden_size: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = None
     mla: MlaRequest | None = Field(None, description="Where layers keep one latent row for all heads.")
-    window: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+    window: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = Field(
         None, description="Tokens that a sliding layer keeps; alone, every layer slides."
     )
     layer_types: Annotated[list[LayerType], Field(min_length=1, max_length=MAX_LAYERS)] | None = Field(
@@ -85,7 +85,7 @@ class EngineOptionsRequest(Request):
 class GpuRequest(Request):
     """A GPU: what is left of it beside weights and overhead is the cache's."""
 
-    memory_bytes: Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+    memory_bytes: Annotated[int, Field(ge=1, le=LARGEST_SIZE), WHOLE]
     utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9, description="Share of the memory that the engine may use."
     )
@@ -111,7 +111,7 @@ class KvCacheRequest(Request):
 
     model_config = ConfigDict(
         json_schema_extra={
-            **one_of_required(*SOURCES),
+            **one_of_required(model="string", config="object", dims="object"),
             "examples": [
                 {"model": "meta-llama/Llama-2-7b-hf", "tokens": [1, 4096], "dtype": "float16"},
                 {"config": CONFIG_EXAMPLE, "tokens": 32768, "engine": "vllm", "detail": "layers"},
@@ -135,7 +135,7 @@ class KvCacheRequest(Request):
         None, description="What an encoder-decoder's cross-attention keeps; the config's where it says."
     )
     batch: Count = Field(1, description="Sequences.")
-    shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
+    shared_prefix_tokens: Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE] = Field(
         0, description="Tokens at the start that all sequences of the batch share."
     )
     dtype: Dtype = Field("auto", description="Of keys and values; `auto` is the model's own, else bfloat16.")
@@ -178,8 +178,10 @@ class ConfigBody(RootModel[dict[str, Any]]):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [{"required": ["model_type"]}, {"required": ["architectures"]}],
-            "not": {"anyOf": [{"required": [name]} for name in SOURCES]},
+            "anyOf": [
+                {"required": [name], "properties": {name: {}}} for name in ("model_type", "architectures")
+            ],
+            "propertyNames": {"not": {"enum": list(SOURCES)}},
             "examples": [CONFIG_EXAMPLE],
         }
     )

@@ -120,70 +120,6 @@ def test_an_invalid_request_names_the_place_and_a_stable_code(
     still_works(client)
 
 
-@pytest.mark.parametrize(
-    "number", ["NaN", "Infinity", "-Infinity", "1e400", '"NaN"', '"1"', "null", "[]", "{}"]
-)
-@pytest.mark.parametrize(
-    ("path", "template"),
-    [
-        ("attention", '{"text": "a", "decimals": %s}'),
-        ("attention", '{"text": "a", "layers": [%s]}'),
-        ("heads", '{"text": "a", "thresholds": {"sink": %s}}'),
-        (
-            "coreference",
-            '{"text": "a", "pronoun": {"text": "a", "occurrence": 0}, "candidates": [], "gold": [%s]}',
-        ),
-        ("kv-cache", '{"model": "llama-2-7b", "tokens": [%s]}'),
-        ("kv-cache", '{"dims": {"layers": %s, "heads": 2, "kv_heads": 2, "head_dim": 2}}'),
-    ],
-)
-def test_what_is_not_a_number_is_refused_in_every_numeric_field(
-    client: FlaskClient, path: str, template: str, number: str
-) -> None:
-    response = client.post(f"/v1/{path}", data=template % number, content_type="application/json")
-    problem(response, 422)
-    still_works(client)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"{",
-        b'{"text": "a"',
-        b'{"text": "a"} x',
-        b"\xff\xfe{\x00}\x00",
-        b'\xef\xbb\xbf{"text": "a"}',
-        b'{"text": "\xff"}',
-        b'{"text": "\\ud83d"}',
-        b'{"text": "\\udc22"}',
-        b'{"\\ud83d": 1}',
-        b'{"texts": ["a", "\\ud83dx"]}',
-        b'{"text": "a\nb"}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b'{"text": "a", "decimals": ' + b"9" * 10_000 + b"}",
-        b'{"text": "a", "text": "b"}',
-        b'{"texts": ["a"], "layers": [0], "layers": [1]}',
-    ],
-)
-def test_what_is_not_json_is_400_and_nothing_of_it_is_echoed(client: FlaskClient, raw: bytes) -> None:
-    body = problem(client.post("/v1/attention", data=raw, content_type="application/json"), 400)
-    assert body["type"] == "/problems/malformed-body"
-    assert len(json.dumps(body)) < 600
-    still_works(client)
-
-
-def test_an_integer_of_4000_digits_is_422(client: FlaskClient) -> None:
-    raw = b'{"text": "a", "decimals": ' + b"9" * 4_000 + b"}"
-    problem(client.post("/v1/attention", data=raw, content_type="application/json"), 422)
-
-
-@pytest.mark.parametrize("raw", [b"null", b"[]", b'"text"', b"7"])
-def test_json_that_is_not_an_object_is_422(client: FlaskClient, raw: bytes) -> None:
-    problem(client.post("/v1/attention", data=raw, content_type="application/json"), 422)
-
-
 def test_a_surrogate_pair_a_nul_and_an_emoji_are_text(client: FlaskClient) -> None:
     for text in ("\U0001f984", "a\0b", "e\u0301", "<|im_end|>", "\u202e"):
         response = client.post(
@@ -191,17 +127,6 @@ def test_a_surrogate_pair_a_nul_and_an_emoji_are_text(client: FlaskClient) -> No
         )
         assert response.status_code == 200
         assert response.get_json()["results"][0]["text"] == text
-
-
-@pytest.mark.parametrize(
-    "media_type", [None, "text/plain", "application/x-www-form-urlencoded", "application/xml"]
-)
-def test_another_media_type_is_415_and_says_which_it_takes(
-    client: FlaskClient, media_type: str | None
-) -> None:
-    response = client.post("/v1/attention", data=b'{"text": "a"}', content_type=media_type)
-    problem(response, 415)
-    assert response.headers["Accept-Post"] == "application/json"
 
 
 def test_a_compressed_body_and_another_charset_are_415(client: FlaskClient) -> None:
@@ -295,28 +220,6 @@ def test_a_fault_of_ours_is_in_the_log_under_the_request_id(
     assert record.exc_info is not None
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_is_never_sent_as_data(make_app: MakeApp, bad: float) -> None:
-    app = make_app()
-    reader = app.extensions["engine"].model.reader
-
-    def read(sequences: Any, heads: Any, consume: Any, **options: Any) -> None:
-        import torch
-
-        from attention_core.capture import Rows
-
-        size = len(sequences[0])
-        for layer, chosen in heads.items():
-            consume(Rows(0, layer, tuple(chosen), range(size), torch.full((len(chosen), size, size), bad)))
-
-    reader.read = read
-    try:
-        problem(app.test_client().post("/v1/attention", json=GOOD), 500)
-        problem(app.test_client().post("/v1/heads", json={"text": "the cat"}), 500)
-    finally:
-        del reader.read
-
-
 # --- limits: each with the limit and what was asked ---------------------------------------------------------
 
 
@@ -360,10 +263,6 @@ def test_an_unknown_threshold_is_named_in_the_pointer_only_and_cut(client: Flask
         response = client.post("/v1/heads", json={"text": "a", "thresholds": {name: 0.5}})
         assert problem(response, 422)["errors"][0]["pointer"] == pointer
         assert len(response.data) < 1000
-
-
-def test_a_member_named_twice_is_400_whatever_else_is_wrong(client: FlaskClient) -> None:
-    problem(client.post("/v1/attention", data='{"text": "a", "text": 1}', content_type=JSON), 400)
 
 
 def test_too_many_texts_are_413_before_anything_else_is_looked_at(make_app: MakeApp) -> None:
@@ -502,6 +401,112 @@ def test_request_ids_are_taken_over_when_they_are_harmless(client: FlaskClient) 
     for bad in ("a b", "x" * 65, "é", '"'):
         given = client.get("/health/live", headers={"X-Request-ID": bad}).headers["X-Request-ID"]
         assert re.fullmatch("[0-9a-f]{32}", given)
+
+
+PLAIN = (
+    "/v1/model",
+    "/v1/kv-cache/models",
+    "/v1/kv-cache/models/llama-2-7b",
+    "/openapi.yaml",
+    "/openapi.json",
+)
+PLAIN += ("/problems/not-ready",)
+
+
+def test_a_star_in_if_none_match_is_304_wherever_there_is_an_answer(client: FlaskClient) -> None:
+    asking = "/v1/attention.svg?text=the+cat&layer=0&head=0"
+    for path in (*PLAIN, asking, "/v1/kv-cache?model=llama-2-7b"):
+        response = client.get(path, headers={"If-None-Match": "*"})
+        assert (response.status_code, response.data) == (304, b""), path
+        assert response.headers["ETag"].removeprefix("W/") == client.get(path).headers["ETag"].removeprefix(
+            "W/"
+        )
+    problem(client.get("/v1/attention?text=the+cat&layer=99", headers={"If-None-Match": "*"}), 422)
+    assert client.post("/v1/attention", json=GOOD, headers={"If-None-Match": "*"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [*PLAIN, "/v1/attention", "/v1/heads", "/v1/coreference", "/v1/kv-cache"])
+def test_a_query_parameter_that_means_nothing_is_refused_and_named(client: FlaskClient, path: str) -> None:
+    errors = problem(client.get(path, query_string={"colour": "red"}), 422)["errors"]
+    assert ("/colour", "unknown_field") in [(error["pointer"], error["code"]) for error in errors]
+    problem(client.get(f"{path}?colour=%ff"), 400)
+
+
+def test_every_post_refuses_it_too_and_health_checks_pass_over_it(client: FlaskClient) -> None:
+    for path in ("attention", "tokenize", "heads", "coreference", "coreference/evaluate", "kv-cache"):
+        errors = problem(client.post(f"/v1/{path}?colour=red", json=GOOD), 422)["errors"]
+        assert [(error["pointer"], error["code"]) for error in errors] == [("/colour", "unknown_field")]
+    for path in ("/health/live", "/health/ready"):
+        assert client.get(path, query_string={"probe": "1"}).status_code == 200
+
+
+def test_a_trailing_slash_gives_the_same_answer_or_404_and_never_a_redirect(client: FlaskClient) -> None:
+    for rule in client.application.url_map.iter_rules():
+        path = (
+            rule.rule.replace("<name>", "svg")
+            .replace("<slug>", "not-ready")
+            .replace("<path:id>", "llama-2-7b")
+        )
+        for method in sorted((rule.methods or set()) - {"OPTIONS", "HEAD"}):
+            plain, slashed = (
+                client.open(one, method=method, json=GOOD if method == "POST" else None)
+                for one in (path, path + "/")
+            )
+            assert slashed.status_code in (plain.status_code, 404), path
+            assert slashed.status_code // 100 != 3
+            if slashed.status_code == 200:
+                assert slashed.data == plain.data
+
+
+def test_malformed_heads_are_told_what_is_expected(client: FlaskClient) -> None:
+    asked = {"text": "the cat it", "pronoun": "it", "candidates": "cat"}
+    for given in ("L5", "5", "every", "L5H5;L8H7", ""):
+        (error,) = problem(client.get("/v1/coreference", query_string=asked | {"heads": given}), 422)[
+            "errors"
+        ]
+        assert (error["pointer"], error["code"]) == ("/heads", "unknown_option")
+        assert "`L5H5,L8H7`, or `all`" in error["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        ("attention", {"text": "a", "decimals": 0}, "The number must be at least 1."),
+        ("attention", {"text": "a", "decimals": 10}, "The number must be at most 9."),
+        ("attention", {"text": "a", "layers": [0] * 10_001}, "The list holds at most 10000 entries."),
+        (
+            "attention",
+            {"messages": [{"role": "r" * 65, "content": ""}]},
+            "The text has at most 64 characters.",
+        ),
+        ("kv-cache", {"model": ""}, "The text must not be empty."),
+        (
+            "coreference/evaluate",
+            {"items": [], "split": {"test_fraction": 1.0}},
+            "The number must be less than 1.0.",
+        ),
+        (
+            "coreference/evaluate",
+            {"items": [], "split": {"test_fraction": 0}},
+            "The number must be more than 0.0.",
+        ),
+    ],
+)
+def test_a_number_or_length_out_of_bounds_is_told_the_bound(
+    client: FlaskClient, path: str, body: dict[str, Any], detail: str
+) -> None:
+    errors = problem(client.post(f"/v1/{path}", json=body), 422)["errors"]
+    assert detail in [error["detail"] for error in errors]
+
+
+def test_options_in_the_url_beside_a_whole_request_are_refused_alike(client: FlaskClient) -> None:
+    item = {"text": "the cat it", "pronoun": {"text": "it"}, "candidates": [{"text": "cat"}], "gold": 0}
+    for path, body in (
+        ("coreference/evaluate?top=3", {"items": [item]}),
+        ("kv-cache?batch=2", {"model": "llama-2-7b"}),
+    ):
+        (error,) = problem(client.post(f"/v1/{path}", json=body), 422)["errors"]
+        assert (error["code"], error["detail"]) == ("incompatible_options", "The body says this itself.")
 
 
 def test_the_log_holds_no_text_of_the_user(client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
