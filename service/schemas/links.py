@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import ConfigDict, Field
 
-from service.schemas.common import Answer, Request
+from service.schemas.common import WHOLE, Answer, Request
 
 DAY_SECONDS = 24 * 3600
 
@@ -26,7 +28,9 @@ class LinkRequest(Request):
         description="Path and query of a GET of this contract, percent-encoded, without host; the prefix under which a "
         "proxy shows the service may stand before it.",
     )
-    expires_in_seconds: int = Field(DAY_SECONDS, ge=1, le=30 * DAY_SECONDS, description="From now.")
+    expires_in_seconds: Annotated[int, WHOLE] = Field(
+        DAY_SECONDS, ge=1, le=30 * DAY_SECONDS, description="From now."
+    )
 
 
 class LinkAnswer(Answer):

@@ -32,7 +32,6 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OURS = ("weights", "attention")  # beside what others made
-ARRIVING = {"ATTENTION_API_KEYS", "ATTENTION_SIGNING_KEY", "ATTENTION_CORS_ORIGINS"}
 FOREIGN_VARIABLES = {"HF_ENDPOINT", "HF_TOKEN", "PIP_INDEX_URL"}  # read by huggingface_hub and pip, not by us
 
 
@@ -133,7 +132,7 @@ def test_every_attention_variable_is_a_setting() -> None:
     in_compose = {name for service in services().values() for name in service["environment"]}
     assert "ATTENTION_MODEL" in in_compose
     assert in_image <= setting_variables()
-    assert in_compose - FOREIGN_VARIABLES - ARRIVING <= setting_variables()
+    assert in_compose - FOREIGN_VARIABLES <= setting_variables()
 
 
 def test_every_variable_of_the_hub_that_the_readme_offers_reaches_the_fetch() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -117,9 +116,6 @@ def broken(secret: bytes) -> list[bytes]:
     ]
 
 
-@pytest.mark.skipif(
-    find_spec("service.worker") is None, reason="gunicorn's own worker quotes what it refuses"
-)
 def test_no_text_and_no_key_is_in_the_log_of_a_real_server(guarded: Server) -> None:
     for data in broken(SECRET.encode()):
         received = guarded.raw(data, seconds=3)
