@@ -819,7 +819,7 @@ def test_its_contract_names_the_errors_that_can_happen_and_no_others(client: Fla
     assert statuses("/v1/kv-cache", "get") == {200, 304, 400, 406, 422, 500, 504}
     assert statuses("/v1/kv-cache.{name}", "get") == {200, 304, 400, 404, 422, 500, 504}
     assert statuses("/v1/kv-cache/models", "get") == {200, 304, 400, 422, 500}
-    assert statuses("/v1/kv-cache/models/{id}", "get") == {200, 304, 404, 500}
+    assert statuses("/v1/kv-cache/models/{id}", "get") == {200, 304, 400, 404, 422, 500}
 
 
 def test_the_contract_takes_a_config_by_itself_and_its_options_in_the_url(client: FlaskClient) -> None:
