@@ -575,7 +575,8 @@ def test_ten_thousand_configs_are_answered_or_refused_and_their_sizes_hold_toget
             assert (size["batch_bytes"] <= budget) == (sequences is None or batch <= sequences)
 
     check()
-    assert answered[0] > 3000  # the others are refused: a test of refusals alone would show little
+    # A third, give or take; the others are refused, and a test of refusals alone would show little
+    assert answered[0] > 2500
 
 
 # --- formats ------------------------------------------------------------------------------------------------

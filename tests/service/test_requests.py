@@ -454,7 +454,7 @@ def test_a_trailing_slash_gives_the_same_answer_or_404_and_never_a_redirect(clie
             )
             assert slashed.status_code in (plain.status_code, 404), path
             assert slashed.status_code // 100 != 3
-            if slashed.status_code == 200:
+            if slashed.status_code == 200 and path != "/metrics":  # which counts the first of the two
                 assert slashed.data == plain.data
 
 
