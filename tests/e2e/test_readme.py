@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,14 +21,14 @@ EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", README, re.DOTALL | re.MUL
 
 
 def split(example: str) -> tuple[str, str]:
-    """The command, up to the line that closes jq's program, and the output after it."""
+    """The command, up to the line that closes its last quotation, and the output after it."""
     lines = example.splitlines()
-    end = next(
-        place
-        for place, line in enumerate(lines)
-        if line.endswith("'") and re.search("jq -r?c", "".join(lines[: place + 1]))
-    )
-    return "\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :])
+    for end in range(1, len(lines) + 1):
+        command = "\n".join(lines[:end])
+        with contextlib.suppress(ValueError):  # a quotation is open
+            shlex.split(command)
+            return command, "\n".join(lines[end:])
+    raise AssertionError(f"a quotation is never closed: {example}")
 
 
 def test_there_are_examples() -> None:
