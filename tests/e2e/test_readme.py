@@ -21,13 +21,14 @@ EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", README, re.DOTALL | re.MUL
 
 
 def split(example: str) -> tuple[str, str]:
-    """The command, up to the line that closes its last quotation, and the output after it."""
+    """The command, up to where a quotation is closed and no pipe goes on, and the output after it."""
     lines = example.splitlines()
     for end in range(1, len(lines) + 1):
         command = "\n".join(lines[:end])
         with contextlib.suppress(ValueError):  # a quotation is open
             shlex.split(command)
-            return command, "\n".join(lines[end:])
+            if not command.endswith("|"):
+                return command, "\n".join(lines[end:])
     raise AssertionError(f"a quotation is never closed: {example}")
 
 
