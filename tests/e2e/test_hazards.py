@@ -296,6 +296,8 @@ def test_head_is_get_without_a_body_on_every_route(stub: Server) -> None:
             {name.lower(): value for name, value in answer.headers.items() if name.lower() not in VARYING}
             for answer in (get, head)
         ]
+        if route == "/metrics":  # it counts the GET before
+            same = [headers | {"content-length": ""} for headers in same]
         assert same[0] == same[1], route
         assert get.data, route
         seen.append(get.status)
