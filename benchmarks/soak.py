@@ -236,7 +236,12 @@ def run_phase(
         client.connection.timeout = 60
         while not ended.wait(PROBE_SECONDS):
             started = time.perf_counter()
-            response, _ = client.send("GET", "/health/live")
+            try:
+                response, _ = client.send("GET", "/health/live")
+            except (OSError, http.client.HTTPException):
+                tally.health_ms.append(math.inf)
+                client.connection.close()
+                continue
             spent = 1000 * (time.perf_counter() - started)
             tally.health_ms.append(spent if response.status == 200 else math.inf)
         client.connection.close()

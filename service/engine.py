@@ -72,6 +72,7 @@ class _Job:
     deadline: Deadline
     queued: float = field(default_factory=time.monotonic)
     started: float | None = None
+    seen: float = -math.inf  # when it last came to a layer
     ended: float | None = None
     cancelled: bool = False
     error: BaseException | None = None
@@ -79,6 +80,7 @@ class _Job:
 
     def check(self, layer: int = 0) -> None:
         """Called before the job starts and before every layer: a job nobody waits for stops."""
+        self.seen = time.monotonic()
         if self.cancelled or self.deadline.passed:
             raise self.deadline.error()
 
@@ -167,17 +169,17 @@ class Engine:
     @property
     def alive(self) -> bool:
         """False once only a restart helps: the inference thread is gone (its load failed, or it died), or one job has
-        been running for many times what the watchdog allows."""
-        return self._thread.is_alive() and self._running_seconds() <= GIVE_UP * self._watchdog_seconds
+        been at a layer for many times what the watchdog allows."""
+        return self._thread.is_alive() and self._silent_seconds() <= GIVE_UP * self._watchdog_seconds
 
     @property
     def hung(self) -> bool:
-        """Whether the running job has been running for longer than the watchdog allows."""
-        return self._running_seconds() > self._watchdog_seconds
+        """Whether the running job has been at a layer for longer than the watchdog allows."""
+        return self._silent_seconds() > self._watchdog_seconds
 
-    def _running_seconds(self) -> float:
-        job = self._running
-        return time.monotonic() - job.started if job and job.started else 0.0
+    def _silent_seconds(self) -> float:
+        job = self._running  # an evaluation may take many times as long, and is not stuck
+        return time.monotonic() - max(job.started, job.seen) if job and job.started else 0.0
 
     @property
     def model(self) -> LoadedModel:
@@ -192,7 +194,7 @@ class Engine:
         if self._state == "draining":
             return "The service is shutting down."
         if self._state == "ready":
-            return "The model does not answer: a job has been running for too long."
+            return "The model does not answer: a job has been at one layer for too long."
         return "The model is loading."
 
     def drain(self) -> None:

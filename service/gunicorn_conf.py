@@ -30,7 +30,9 @@ threads = (
 preload_app = False  # the model must be loaded after the fork
 control_socket_disable = True
 timeout = 60  # heartbeat of the worker, not of a request
-graceful_timeout = int(_settings.deadline_seconds) + 10  # longer than any request may take
+graceful_timeout = (
+    int(_settings.deadline_seconds) + 10
+)  # longer than any deadline but an evaluation's, which it cuts off
 keepalive = 75  # longer than a proxy's, else sporadic 502
 max_requests = 0  # a restart would load the model again
 if Path("/dev/shm").is_dir():

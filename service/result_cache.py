@@ -10,9 +10,8 @@ import sys
 import threading
 from collections import OrderedDict
 
-LARGEST_SHARE = (
-    8  # one entry takes at most 1/8 of the room: a single large answer does not drive all others out
-)
+# One entry takes at most 1/8 of the room: a single large answer does not drive all others out
+LARGEST_SHARE = 8
 Answer = bytes  # as it was written, before any compression
 SLOT_BYTES = 200  # what CPython's ordered dict takes an entry beside key and answer, rounded up
 

@@ -157,11 +157,16 @@ class Settings(Limits):
         description="A connection whose request's headers are not there within this time is closed; until they are, it "
         "holds no thread.",
     )
+    send_timeout_seconds: float = Field(
+        30.0, gt=0, description="A client that takes nothing of its answer for so long is given up."
+    )
     body_timeout_seconds: float = Field(
         10.0, gt=0, description="A body not received within this time is answered 408."
     )
     watchdog_seconds: float = Field(
-        240.0, gt=0, description="A job running longer makes the service not ready: the model hangs."
+        240.0,
+        gt=0,
+        description="A job that is at one layer for longer makes the service not ready: the model hangs.",
     )
     api_keys: Keys = Field(
         (),

@@ -17,6 +17,7 @@ import http
 import logging
 import selectors
 import socket
+import struct
 import time
 import uuid
 from collections.abc import Callable
@@ -72,7 +73,10 @@ class Worker(ThreadWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_seconds = Settings().header_timeout_seconds
+        settings = Settings()
+        self._header_seconds = settings.header_timeout_seconds
+        seconds = settings.send_timeout_seconds
+        self._send_timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._waiting: dict[int, _Waiting] = {}  # by file descriptor; all in the main loop's thread
 
     # --- a connection's way -------------------------------------------------------------------------------------
@@ -85,6 +89,8 @@ class Worker(ThreadWorker):
             if error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
                 raise
             return
+        # A client that takes nothing of its answer would hold the thread that writes it for as long as it likes
+        client_sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, self._send_timeout)
         self.nr_conns += 1
         conn = TConn(self.cfg, client_sock, client_addr, listener.getsockname())
         if self.cfg.is_ssl:  # its headers cannot be seen from here

@@ -224,6 +224,8 @@ def ask(
     started = time.monotonic()
     kept = results()
     found = kept.get(tag)
+    if kept.enabled:
+        metrics().cache_asked(hit=found is not None)
     if found is None:
         body = _compute(answering, question, written, options)
         kept.put(tag, body)
@@ -234,7 +236,6 @@ def ask(
     response = Response(body, content_type=written.content_type)
     if kept.enabled:
         response.headers["X-Cache"] = "miss" if found is None else "hit"
-        metrics().cache_asked(hit=found is not None)
         metrics().cache_holds(kept.bytes)
     if written.file_name is not None:
         response.headers["Content-Disposition"] = f'attachment; filename="{written.file_name}"'

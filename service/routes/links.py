@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from urllib.parse import parse_qs, quote, unquote
 
 from flask import Blueprint, Response, current_app
 from werkzeug.exceptions import HTTPException, NotFound
 
-from service.body import presentation, read_json
+from service.body import read_json, refuse_parameters
 from service.errors import InvalidRequestError, LinksOffError
 from service.routes.common import describes, settings, uncached
 from service.schemas.links import LinkAnswer, LinkRequest
@@ -34,10 +35,10 @@ def link() -> Response:
     key = settings().signing_key
     if key is None:
         raise LinksOffError("This instance has no key to sign links with.")
-    presentation(())
+    refuse_parameters()
     asked = read_json(LinkRequest)
     path, query = _resource(asked.path)
-    expires = int(time.time()) + asked.expires_in_seconds
+    expires = math.ceil(time.time()) + asked.expires_in_seconds
     url = settings().root_path + Links(key).signed(path, query, expires)
     if len(url) > settings().max_url_bytes:
         detail = "The link would be longer than a URL may be."

@@ -396,7 +396,8 @@ def test_dripped_headers_hold_no_thread_and_are_answered_408(stub: Server) -> No
         dripping = [stack.enter_context(connected(stub)) for _ in range(3 * THREADS)]
         for _ in range(8):
             for one in dripping:
-                one.sendall(b"G")
+                with contextlib.suppress(OSError):  # on a busy machine its time may be up
+                    one.sendall(b"G")
             time.sleep(0.05)
             quickly(stub)
         for one in dripping:
@@ -409,7 +410,7 @@ def test_headers_that_come_in_time_though_slowly_are_answered(stub: Server) -> N
     with connected(stub) as connection:
         for byte in head + b"\r\n\r\n":
             connection.sendall(bytes([byte]))
-            time.sleep(0.005)
+            time.sleep(0.001)
         connection.sendall(body)
         assert answer_on(connection).status == 200
 
@@ -526,6 +527,19 @@ def test_a_running_job_whose_client_leaves_stops_at_its_next_layer(
         (folder / "hold").unlink()
         assert kept.result().status == 200
     left(stub, files)
+
+
+def test_clients_that_do_not_read_their_answers_are_given_up(tmp_path: Path) -> None:
+    with serving_stub(tmp_path, send_timeout_seconds=1) as server, contextlib.ExitStack() as stack:
+        for _ in range(THREADS):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(20)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(request_bytes("/v1/attention", LONG))
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        time.sleep(2)
+        quickly(server)
 
 
 def test_50_clients_that_leave_while_their_answers_are_written(stub: Server, files: int) -> None:
@@ -660,7 +674,7 @@ def test_a_hanging_job_ends_readiness_then_liveness_and_both_return_with_it(
         wait_until(lambda: server.get("/health/ready").status == 503)
         assert server.get("/health/live").status == 200
         refused = server.post("/v1/attention", ASKED)
-        assert "running for too long" in a_problem(refused, 503)["detail"]
+        assert "at one layer for too long" in a_problem(refused, 503)["detail"]
         assert refused.headers["Retry-After"]
         assert asked.result().status == 504
         wait_until(lambda: server.get("/health/live").status == 503)  # 5 times the watchdog's limit

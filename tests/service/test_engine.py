@@ -253,6 +253,20 @@ def test_draining_refuses_new_requests_and_finishes_old_ones(start: Start) -> No
         assert ran == [1]
 
 
+def test_a_job_that_goes_on_is_not_stuck_however_long_it_takes(start: Start) -> None:
+    engine = ready(start(watchdog_seconds=0.3))
+    hung = []
+
+    def work(check: Callable[[int], None]) -> None:
+        for layer in range(12):
+            time.sleep(0.05)
+            check(layer)
+            hung.append(engine.hung)
+
+    engine.run(work, Deadline.after(30))
+    assert hung == [False] * 12
+
+
 def test_a_job_past_the_watchdog_makes_the_engine_not_ready_until_it_ends(start: Start) -> None:
     engine = ready(start(watchdog_seconds=0.1))
     release = threading.Event()

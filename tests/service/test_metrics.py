@@ -181,7 +181,7 @@ def test_a_refusal_is_counted_by_its_reason(make_app: MakeApp) -> None:
 
 
 def test_in_flight_queue_and_dropped_jobs_follow_the_engine(make_app: MakeApp) -> None:
-    app = make_app(deadline_seconds=0.3)
+    app = make_app(deadline_seconds=3)
     engine, client = app.extensions["engine"], app.test_client()
     release = threading.Event()
     with ThreadPoolExecutor(3) as pool:
