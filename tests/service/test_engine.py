@@ -273,7 +273,7 @@ def test_a_job_past_the_watchdog_makes_the_engine_not_ready_until_it_ends(start:
     hanging = threading.Thread(target=run, args=(engine, lambda check: cast(None, release.wait(10))))
     hanging.start()
     wait_until(lambda: engine.hung)
-    with pytest.raises(NotReadyError, match="running for too long"):
+    with pytest.raises(NotReadyError, match="at one layer for too long"):
         _ = engine.model
     assert engine.alive
     wait_until(lambda: not engine.alive)  # for good, as far as anyone can tell: a restart is due
