@@ -144,6 +144,7 @@ class Engine:
         self._running: _Job | None = None
         self._recent_seconds = 1.0  # of a job, smoothed; for Retry-After
         self._state: State = "loading"
+        self._draining = False
         self._model: LoadedModel | None = None
         self._load_seconds: float | None = None
         self._observer: Observer = _Deaf()
@@ -164,7 +165,7 @@ class Engine:
     @property
     def state(self) -> State:
         """Where the engine is in its life."""
-        return self._state
+        return "draining" if self._draining else self._state
 
     @property
     def alive(self) -> bool:
@@ -184,22 +185,22 @@ class Engine:
     @property
     def model(self) -> LoadedModel:
         """The loaded model. Raises NotReadyError while there is none that can be asked."""
-        if self._model is None or self._state != "ready" or self.hung or not self.alive:
+        if self._model is None or self.state != "ready" or self.hung or not self.alive:
             raise NotReadyError(self._why_not_ready(), retry_after_seconds=5)
         return self._model
 
     def _why_not_ready(self) -> str:
-        if self._state == "failed":
+        if self.state == "failed":
             return "The model could not be loaded; the service's log says why."
-        if self._state == "draining":
+        if self.state == "draining":
             return "The service is shutting down."
-        if self._state == "ready":
+        if self.state == "ready":
             return "The model does not answer: a job has been at one layer for too long."
         return "The model is loading."
 
     def drain(self) -> None:
-        """Refuse new requests; those already accepted are still answered."""
-        self._state = "draining"
+        """Refuse new requests; those already accepted are still answered. May be called in a signal handler."""
+        self._draining = True
 
     @contextlib.contextmanager
     def admit(
@@ -302,8 +303,7 @@ class Engine:
         with self._changed:
             seconds = self._load_seconds = time.monotonic() - started
             self._observer.loaded(model, seconds)
-        if self._state == "loading":
-            self._state = "ready"
+        self._state = "ready"
         log.info("ready", extra={"load_seconds": round(seconds, 3)})
         while jobs := self._next():
             self._perform(model, jobs)
@@ -370,13 +370,15 @@ class Engine:
                 if not isinstance(job.work, ReadCall):
                     job.work(job.check)
 
-    def close(self) -> None:
-        """End the inference thread after what is queued; used by tests."""
+    def close(self, seconds: float | None = None) -> bool:
+        """End the inference thread after what is queued; says whether it ended within so long."""
         self.drain()
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread.ident is not None:  # started
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 @dataclass

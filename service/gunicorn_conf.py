@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 from pathlib import Path
 from types import FrameType
@@ -11,6 +12,8 @@ from typing import Any
 
 from service import observability, tracing
 from service.settings import Settings, process_environment
+
+EXIT_SECONDS = 10  # for a job that nobody waits for any more to come to its next layer
 
 _settings = Settings()
 
@@ -22,6 +25,9 @@ raw_env = [
 wsgi_app = "service.app:create_app()"
 bind = f"{_settings.host}:{_settings.port}"
 worker_class = "service.worker.Worker"  # gthread, with threads for whole requests only
+# No header says who or where the service is: below a path prefix it goes by ATTENTION_ROOT_PATH
+forwarder_headers = ""
+secure_scheme_headers: dict[str, str] = {}
 limit_request_line = _settings.max_url_bytes + len("GET  HTTP/1.1")
 workers = 1  # one per copy of the weights; scale by replicas
 threads = (
@@ -56,6 +62,11 @@ logconfig_dict: dict[str, Any] = {
 def on_starting(server: Any) -> None:
     """Before the first worker: warnings go to the log, and what an earlier run counted for several workers is gone."""
     observability.capture()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(soft, enough), hard)
+    )  # connections, and fonts for each thread
     if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file in Path(folder).glob("*.db"):
@@ -65,6 +76,13 @@ def on_starting(server: Any) -> None:
 def post_fork(server: Any, worker: Any) -> None:
     """The tracer's exporter has a thread, which no fork would take along."""
     tracing.start()
+
+
+def worker_exit(server: Any, worker: Any) -> None:
+    """Wait for the inference thread: one that is in the middle of torch when Python ends takes the process down."""
+    app = getattr(worker, "wsgi", None)  # missing where it never started
+    if app is not None and not app.extensions["engine"].close(EXIT_SECONDS):
+        os._exit(0)
 
 
 def child_exit(server: Any, worker: Any) -> None:

@@ -63,7 +63,7 @@ HEADERS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (description, schema
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4)  # with the prefix, and without
 def document(root: str = "") -> dict[str, Any]:
     """The contract; the same for every instance of one version, but for the path prefix `root` it is served under."""
     from service.routes import BLUEPRINTS  # the routes serve this document
@@ -112,6 +112,7 @@ def document(root: str = "") -> dict[str, Any]:
     }
 
 
+@functools.lru_cache(maxsize=4)
 def as_yaml(root: str = "") -> str:
     """The document as it stands in `openapi.yaml`."""
     text: str = yaml.dump(document(root), Dumper=_PlainDumper, sort_keys=True, allow_unicode=True, width=110)

@@ -31,6 +31,7 @@ from gunicorn.http import get_parser
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from service import errors
+from service.observability import Exchange
 from service.problems import INTERNAL, MEDIA_TYPE, wire_problem
 from service.settings import Settings
 
@@ -86,7 +87,11 @@ class Worker(ThreadWorker):
         try:
             client_sock, client_addr = listener.accept()
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(
+                    0.05
+                )  # not now; it stays in the listener's queue, and must not keep this loop spinning
+            elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
                 raise
             return
         # A client that takes nothing of its answer would hold the thread that writes it for as long as it likes
@@ -250,6 +255,9 @@ class Worker(ThreadWorker):
             "response_bytes": len(body),
         }
         access.info("request", extra=extra)
+        self.wsgi.extensions["metrics"].answered(
+            Exchange("other", None, problem.status, MEDIA_TYPE, sent=len(body))
+        )
 
 
 def _decidable(head: bytearray, limit_line: int) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -527,6 +528,41 @@ def test_a_running_job_whose_client_leaves_stops_at_its_next_layer(
         (folder / "hold").unlink()
         assert kept.result().status == 200
     left(stub, files)
+
+
+def test_no_header_says_where_the_service_is(stub: Server) -> None:
+    for lines in (
+        b"SCRIPT_NAME: /x",
+        b"PATH_INFO: /x",
+        b"X-Forwarded-Proto: https\r\nX-Forwarded-Protocol: http",
+    ):
+        head = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + lines
+        assert stub.raw(head + b"\r\n\r\n").startswith(b"HTTP/1.1 200"), lines
+
+
+def test_what_the_worker_refuses_is_counted(stub: Server) -> None:
+    def counted() -> float:
+        text = stub.get("/metrics").data.decode()
+        line = re.search(r'^attention_http_requests_total\{[^}]*status="505"\} (\S+)$', text, re.MULTILINE)
+        return float(line[1]) if line else 0.0
+
+    before = counted()
+    stub.raw(b"GET / HTTP/3.0\r\n\r\n", seconds=3)
+    assert counted() == before + 1
+
+
+def test_term_while_a_client_leaves_ends_in_order(tmp_path: Path) -> None:
+    with serving_stub(tmp_path) as server:
+        (tmp_path / "hold").touch()
+        with connected(server) as connection:
+            connection.sendall(request_bytes())
+            wait_until(lambda: in_flight(server) == 1)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        assert server.process.wait(30) == 0
+        log = server.log.read_text()
+    assert "SIGABRT" not in log
+    assert "terminate called" not in log
 
 
 def test_clients_that_do_not_read_their_answers_are_given_up(tmp_path: Path) -> None:
