@@ -290,16 +290,21 @@ class _Capture:
             return
         # At least float32 whatever the model's dtype, as the softmax of transformers' eager attention
         dtype = torch.promote_types(query.dtype, torch.float32)
-        kv_heads = [head // (query.shape[1] // key.shape[1]) for head in heads]
+        group = query.shape[1] // key.shape[1]
+        kv_heads = [head // group for head in heads]
         norms = None
         if self.weighting == "value_norm":
             # [text, wanted head, token]
             norms = _value_norms(value[:, kv_heads].to(dtype), output_projection().to(dtype), heads)
+        # Each head gets a copy of its key, as in transformers' eager attention: one product for all that share a key
+        # would be faster, but round differently
         every = tuple(range(query.shape[1]))
-        if heads != every:  # each gets a copy of its key; all heads, in order, share them as they are
+        if heads == every:
+            key = key.repeat_interleave(group, dim=1)  # cheaper than an index
+        else:
             query, key = query[:, list(heads)], key[:, kv_heads]
         query = query.to(dtype) * scaling  # [text, wanted head, token, d]
-        key = key.to(dtype)  # [text, kv head or wanted head, token, d]
+        key = key.to(dtype)  # [text, wanted head, token, d]
         longest = max(map(len, self.queries))
         step = max(1, self.block_weights // (len(self.texts) * len(heads) * key.shape[2]))
         for start in range(0, longest, step):
@@ -317,21 +322,13 @@ class _Capture:
 
 
 def _weights(query: Tensor, key: Tensor, block: _Block, weighting: Weighting, norms: Tensor | None) -> Tensor:
-    """Weights [text, head, row, key] of the block's rows, from scaled queries; later keys are left out.
-
-    query is [text, head, token, d], key [text, kv head, token, d]; each kv head serves as many neighbouring heads as
-    the others, which is one where heads were chosen.
-    """
+    """Weights [text, head, row, key] of the block's rows, from scaled queries; later keys are left out."""
     if isinstance(block.chosen, slice):
         query = query[:, :, block.chosen]
     else:
         index = block.chosen[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         query = query.gather(2, index)
-    # The rows of heads that share a key are one matrix: one product for all of them
-    texts, heads, rows, d = query.shape
-    grouped = query.reshape(texts, key.shape[1], -1, d)  # [text, kv head, head of it x row, d]
-    scores = grouped @ key[:, :, : block.keys].transpose(2, 3)
-    scores = scores.view(texts, heads, rows, block.keys)
+    scores = query @ key[:, :, : block.keys].transpose(2, 3)  # [text, head, row, key]
     nothing = float("nan" if weighting == "scores" else "-inf")
     scores[..., block.first :].masked_fill_(block.future, nothing)
     if weighting == "scores":

@@ -118,7 +118,7 @@ def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places
         whole = _parsed(model, raw)  # what is wrong with the body itself is told first
         _refuse_beside(said)
         return whole
-    _refuse_what_json_has_not(raw)
+    _refuse_duplicate_members(raw)
     return _validated(bare.request, {**said, bare.member: member.root})
 
 
@@ -147,14 +147,14 @@ def _parsed(model: type[T], raw: bytes) -> T:
             if "hex escape" in reason:
                 reason += " (half of a surrogate pair is no character)"
             raise MalformedBodyError(f"The body is not valid JSON: {reason}.") from None
-        _refuse_what_json_has_not(raw, finite=False)  # of a number, its field says more
+        _refuse_duplicate_members(raw)
         body = from_json(raw)
         for fault in faults:
             if fault["type"] == "too_long" and fault["loc"][0] in MANY:
                 _check_count(len(body[fault["loc"][0]]), model, "texts or items")
         fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
         raise InvalidRequestError.of(fields, more=len(faults) - 1) from None
-    _refuse_what_json_has_not(raw)
+    _refuse_duplicate_members(raw)
     return parsed
 
 
@@ -177,7 +177,7 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     for number, line in numbered:
         try:
             read = item.model_validate_json(line)
-            _refuse_what_json_has_not(line)
+            _refuse_duplicate_members(line)
         except ValidationError as error:
             code, detail = _line_fault(error, line)
             unread.append({"line": number, "code": code, "detail": detail})
@@ -508,19 +508,11 @@ def _place(location: tuple[int | str, ...], body: object, *, missing: bool) -> l
     return place
 
 
-def _refuse_what_json_has_not(raw: bytes, *, finite: bool = True) -> None:
-    """Refuse what parsers pass over where no field forbids it.
-
-    Of two members of one name the last would win silently. A number that is not finite would be null in the request
-    that is written out, and so have the content id of another request.
-    """
+def _refuse_duplicate_members(raw: bytes) -> None:
+    """JSON lets the last of two equal names win silently; a request that says two things is refused instead."""
 
     def members(pairs: list[tuple[str, object]]) -> None:
         if len({name for name, _ in pairs}) < len(pairs):
             raise MalformedBodyError("A member is named twice in one object.")
 
-    def number(text: str) -> None:
-        if finite and not math.isfinite(float(text)):
-            raise MalformedBodyError("A number is not finite, or out of range.")
-
-    json.loads(raw, object_pairs_hook=members, parse_int=str, parse_float=number, parse_constant=number)
+    json.loads(raw, object_pairs_hook=members, parse_int=str)

@@ -278,9 +278,11 @@ def problem_response(error: Exception) -> Response:
 def wire_problem(error: Exception, request_id: str) -> tuple[ProblemRow, bytes]:
     """The row and the body of what is refused before there is a request: without its path, which nobody knows."""
     problem = problem_of(error)
-    body = {"type": problem.type, "title": problem.title, "status": problem.status}
-    detail = f"{problem.cause} {problem.remedy}"
-    return problem, orjson.dumps({**body, "detail": detail, "request_id": request_id})
+    body: dict[str, object] = {"type": problem.type, "title": problem.title, "status": problem.status}
+    body |= {"detail": f"{problem.cause} {problem.remedy}", "request_id": request_id}
+    if isinstance(error, errors.RequestError) and error.limit is not None:
+        body["limit"] = error.limit  # how much more it was, nobody read
+    return problem, orjson.dumps(body)
 
 
 def _werkzeug_response(error: HTTPException) -> Response:

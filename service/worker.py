@@ -48,7 +48,6 @@ THE_APPS_FAULT = (
     refusals.ConfigurationProblem,
 )
 REFUSALS: dict[type[Exception], type[errors.RequestError]] = {  # the first that fits
-    refusals.LimitRequestLine: errors.UrlTooLongError,
     refusals.LimitRequestHeaders: errors.HeadersTooLargeError,
     refusals.ExpectationFailed: errors.ExpectationError,
     refusals.UnsupportedTransferCoding: errors.TransferCodingError,
@@ -76,6 +75,7 @@ class Worker(ThreadWorker):
         super().__init__(*args, **kwargs)
         settings = Settings()
         self._header_seconds = settings.header_timeout_seconds
+        self._max_url_bytes = settings.max_url_bytes
         seconds = settings.send_timeout_seconds
         self._send_timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._waiting: dict[int, _Waiting] = {}  # by file descriptor; all in the main loop's thread
@@ -233,7 +233,9 @@ class Worker(ThreadWorker):
         """Answer what never came to the app, or came out of it as an exception, as problem+json; and log it."""
         began, request_id = time.perf_counter(), uuid.uuid4().hex
         error = exc
-        if not isinstance(exc, THE_APPS_FAULT):
+        if isinstance(exc, refusals.LimitRequestLine):
+            error = errors.UrlTooLongError("", limit=self._max_url_bytes)
+        elif not isinstance(exc, THE_APPS_FAULT):
             error = next((ours("") for theirs, ours in REFUSALS.items() if isinstance(exc, theirs)), exc)
         problem, body = wire_problem(error, request_id)
         if problem is INTERNAL:

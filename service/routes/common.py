@@ -257,7 +257,9 @@ def content_id(provenance: object, question: BaseModel, written: Format, options
     parts = (
         provenance,
         request.path,
-        question.model_dump_json(),
+        repr(
+            question.model_dump()
+        ),  # JSON would write a number that is not finite as null, which is another request
         written.name,
         asdict(options),
     )

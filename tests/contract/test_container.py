@@ -326,3 +326,11 @@ def test_reading_gunicorns_settings_changes_nothing_in_this_process(monkeypatch:
     conf = importlib.reload(importlib.import_module("service.gunicorn_conf"))
     assert dict(os.environ) == before
     assert "HF_HUB_OFFLINE=1" in conf.raw_env  # gunicorn sets these in its own processes
+
+
+def test_gunicorn_neither_preloads_nor_opens_a_control_socket() -> None:
+    conf = importlib.import_module("service.gunicorn_conf")
+    assert conf.preload_app is False  # a forked OpenMP pool hangs at its first parallel operation
+    assert conf.control_socket_disable is True  # its thread in the master could hang a start
+    assert (conf.workers, conf.max_requests) == (1, 0)
+    assert conf.threads > Settings().max_in_flight

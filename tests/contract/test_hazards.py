@@ -277,14 +277,6 @@ def test_what_is_no_finite_number_is_refused_in_every_numeric_field(
     )
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
-def test_a_number_that_is_not_finite_is_refused_where_no_field_knows_it(
-    client: FlaskClient, number: str
-) -> None:
-    raw = json.dumps({"config": {**CONFIG_EXAMPLE, "zzz": "HERE"}}).replace('"HERE"', number)
-    refused(client, "/v1/kv-cache", raw.encode(), JSON, 400)
-
-
 def test_a_whole_number_may_be_written_with_a_point_as_json_schema_has_it(client: FlaskClient) -> None:
     raw = b'{"text": "the cat", "layers": [0.0, 1e0], "heads": [2], "decimals": 3.0}'
     same = b'{"text": "the cat", "layers": [0, 1], "heads": [2], "decimals": 3}'

@@ -361,6 +361,8 @@ def test_what_is_no_request_is_a_problem_too_and_is_not_echoed(
         assert connection.recv(1) == b""  # closed
     assert answer.headers["Connection"] == "close"
     assert problem["type"] == f"/problems/{slug}"
+    if status == 414:
+        assert problem["limit"] == stub.get("/v1/model").json["limits"]["max_url_bytes"]
     assert SECRET not in answer.data
     (line,) = (one for one in logged(stub) if one.get("request_id") == problem["request_id"])
     assert (line["logger"], line["status"]) == ("service.access", status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import gzip
+import json
 import random
 import re
 import threading
@@ -23,6 +24,7 @@ from werkzeug.test import TestResponse
 from service.formats import attention, coreference, heads, kv_cache
 from service.model import LoadedModel
 from service.result_cache import LARGEST_SHARE, ResultCache, cost
+from service.schemas.kv_cache import CONFIG_EXAMPLE
 from tests.conftest import MakeApp
 from tests.service.test_requests import problem
 
@@ -181,6 +183,19 @@ def test_what_differs_in_anything_misses(client: FlaskClient, change: dict[str, 
             post(other)
     first, second = post(change), post(change)
     assert (first.headers["X-Cache"], second.headers["X-Cache"]) == ("miss", "hit")
+
+
+def test_a_config_with_a_number_that_is_none_is_another_than_one_with_null(client: FlaskClient) -> None:
+    raw = json.dumps({"config": {**CONFIG_EXAMPLE, "head_dim": "HERE"}, "tokens": 6})
+
+    def ask(number: str) -> tuple[int, str | None]:
+        body = raw.replace('"HERE"', number)
+        response = client.post("/v1/kv-cache", data=body, content_type="application/json")
+        return response.status_code, response.headers.get("X-Cache")
+
+    assert ask("NaN") == (422, None)
+    assert ask("null") == (200, "miss")
+    assert ask("NaN") == (422, None)
 
 
 def test_the_same_in_other_words_hits(client: FlaskClient) -> None:
