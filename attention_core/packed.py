@@ -18,9 +18,8 @@ from attention_core.capture import Observer
 from attention_core.errors import UnsupportedModelError
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest number that a layer adds
-MLP_TOKENS = (
-    512  # looked at together: enough for full speed, few enough that what lies between stays in the caches
-)
+# Looked at together: enough for full speed, few enough that what lies between stays in the caches
+MLP_TOKENS = 512
 
 
 def pack(model: PreTrainedModel) -> bool:

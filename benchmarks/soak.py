@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kv_cache import PRESET, Client
-from benchmarks.load import RETRY_SECONDS, percentile, serving, wait_ready
+from benchmarks.load import RETRY_SECONDS, SPANS, percentile, serving, wait_ready
 
 CLIENTS, SECONDS, REQUESTS = 32, 60.0, 5000
 SHORT_DEADLINE = 0.05
@@ -54,7 +54,6 @@ Asked = tuple[str, dict[str, Any]]
 
 def questions() -> list[Asked]:
     """All of them, in the order in which they are asked."""
-    spans = {"pronoun": {"text": "it"}, "candidates": [{"text": "cat"}, {"text": "mat"}]}
     found: list[Asked] = []
     for number in range(TEXTS):
         text = f"In {number:04d} the cat sat on the mat because it was tired." + " All was well." * (
@@ -63,7 +62,7 @@ def questions() -> list[Asked]:
         found += [
             ("/v1/attention", {"text": text, "layers": [1]}),
             ("/v1/heads", {"text": text, "layers": [0, 2]}),
-            ("/v1/coreference", {"text": text, "heads": [[1, 3], [2, 0]], **spans}),
+            ("/v1/coreference", {"text": text, "heads": [[1, 3], [2, 0]], **SPANS}),
             ("/v1/attention", {"texts": [text, f"It is {number}."], "layers": [0], "heads": [2]}),
             ("/v1/tokenize", {"texts": [text]}),
             ("/v1/kv-cache", {"model": PRESET, "tokens": 1000 + number}),

@@ -151,7 +151,7 @@ def _parsed(model: type[T], raw: bytes) -> T:
         body = from_json(raw)
         for fault in faults:
             if fault["type"] == "too_long" and fault["loc"][0] in MANY:
-                _check_count(len(body[fault["loc"][0]]), model, "texts or items")
+                check_count(len(body[fault["loc"][0]]), model)
         fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
         raise InvalidRequestError.of(fields, more=len(faults) - 1) from None
     _refuse_duplicate_members(raw)
@@ -170,7 +170,7 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     if raw.startswith(BOM):
         raise MalformedBodyError("Line 1 begins with a byte order mark; JSON Lines have none.")
     numbered = [(number, line) for number, line in enumerate(raw.split(b"\n"), 1) if line.strip()]
-    _check_count(len(numbered), model, "lines")
+    check_count(len(numbered), model, "lines")
     items: list[BaseModel] = []
     lines: list[int] = []
     unread: list[dict[str, str | int]] = []
@@ -195,7 +195,8 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     return _validated(model, {**_query(names), "items": items, "lines": lines, "unread": unread})
 
 
-def _check_count(count: int, model: type[BaseModel], what: str) -> None:
+def check_count(count: int, model: type[BaseModel], what: str = "texts or items") -> None:
+    """Refuse more than a request may hold: of the kind of request, the setting that its `limit` names."""
     settings: Settings = current_app.extensions["settings"]
     limit: int = getattr(settings, getattr(model, "limit", "max_texts"))
     if count > limit:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from service import observability, tracing
-from service.settings import Settings, process_environment
+from service.settings import MULTIPROC_DIR, Settings, process_environment
 
 EXIT_SECONDS = 10  # for a job that nobody waits for any more to come to its next layer
 
@@ -67,7 +67,7 @@ def on_starting(server: Any) -> None:
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (max(soft, enough), hard)
     )  # connections, and fonts for each thread
-    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    if folder := os.environ.get(MULTIPROC_DIR):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file in Path(folder).glob("*.db"):
             file.unlink()
@@ -87,7 +87,7 @@ def worker_exit(server: Any, worker: Any) -> None:
 
 def child_exit(server: Any, worker: Any) -> None:
     """A worker is gone, however it ended: what it counted stays, what it had in hand does not."""
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    if os.environ.get(MULTIPROC_DIR):
         from prometheus_client.multiprocess import mark_process_dead
 
         mark_process_dead(worker.pid)

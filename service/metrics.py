@@ -20,12 +20,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from service.problems import REASONS
+from service.settings import MULTIPROC_DIR
 
 if TYPE_CHECKING:
     from service.model import LoadedModel
     from service.observability import Exchange
-
-MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 LATENCIES = tuple(0.001 * 2**power for power in range(18))  # 1 ms to 131 s
 TOKENS = tuple(2**power for power in range(17))  # 1 to 65,536

@@ -151,7 +151,7 @@ def register(app: Flask, metrics: Metrics, tracing: Tracing | None = None) -> No
         if parts:
             timing = ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
             response.headers["Server-Timing"] = timing
-        rule = request.url_rule
+        rule, quiet = request.url_rule, _quiet()
         so_far = Exchange(
             method=_method(),
             route=rule.rule if rule else None,
@@ -159,16 +159,16 @@ def register(app: Flask, metrics: Metrics, tracing: Tracing | None = None) -> No
             media_type=response.mimetype or "",
             parts=parts,
             tokens=g.session.tokens if "session" in g else 0,
-            rejected=None if _quiet() else g.get("rejected"),
+            rejected=None if quiet else g.get("rejected"),
         )
-        quiet, started, span, asked = _quiet(), g.started, g.get("span"), g.get("asked")
+        started, span, asked = g.started, g.get("span"), g.get("asked")
         ids = {name: g.get(name) for name in ("request_id", "trace_id") if name in g}
 
         def tell(sent: int) -> None:  # perhaps when the request itself is gone
             exchange = replace(so_far, seconds=time.perf_counter() - started, sent=sent)
             metrics.answered(exchange)
             if not quiet:
-                access.info("request", extra={**ids, **_members(exchange), **_about_texts(asked)})
+                access.info("request", extra={**ids, **members(exchange), **_about_texts(asked)})
             if tracing and span is not None:
                 tracing.end(span, exchange, ids["request_id"])
 
@@ -184,8 +184,8 @@ def _method() -> str:
     return request.method if request.method in METHODS else "other"
 
 
-def _members(exchange: Exchange) -> dict[str, object]:
-    """Of the access line."""
+def members(exchange: Exchange) -> dict[str, object]:
+    """What the access line tells of it."""
     return {
         "method": exchange.method,
         "route": exchange.route,

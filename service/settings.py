@@ -19,6 +19,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client reads it when it is imported
+LONGEST_URL_BYTES = 8177  # with `GET ` and ` HTTP/1.1` the 8,190 bytes that gunicorn takes of a line
 SHORTEST_API_KEY, SHORTEST_SIGNING_KEY = 16, 32  # characters
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:\d{1,5})?", re.ASCII)
 
@@ -92,9 +94,9 @@ class Limits(BaseSettings):
         20_000_000, ge=1, description="The same for NPZ and pictures, which take less room a number."
     )
     max_url_bytes: int = Field(
-        8177,
+        LONGEST_URL_BYTES,
         ge=256,
-        le=8177,
+        le=LONGEST_URL_BYTES,
         description="URL of a GET: with `GET ` and ` HTTP/1.1` the 8,190 bytes that gunicorn takes of a line.",
     )
     max_queue_length: int = Field(

@@ -31,7 +31,7 @@ from gunicorn.http import get_parser
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from service import errors
-from service.observability import Exchange
+from service.observability import Exchange, members
 from service.problems import INTERNAL, MEDIA_TYPE, wire_problem
 from service.settings import Settings
 
@@ -248,18 +248,10 @@ class Worker(ThreadWorker):
         with contextlib.suppress(OSError):
             client.setblocking(False)  # it may read nothing
             client.sendall(head.encode("ascii") + body)
-        extra = {
-            "request_id": request_id,
-            "method": None,
-            "route": None,
-            "status": problem.status,
-            "duration_ms": round((time.perf_counter() - began) * 1000, 1),
-            "response_bytes": len(body),
-        }
-        access.info("request", extra=extra)
-        self.wsgi.extensions["metrics"].answered(
-            Exchange("other", None, problem.status, MEDIA_TYPE, sent=len(body))
-        )
+        spent = time.perf_counter() - began
+        exchange = Exchange("other", None, problem.status, MEDIA_TYPE, spent, len(body))
+        access.info("request", extra={"request_id": request_id, **members(exchange), "method": None})
+        self.wsgi.extensions["metrics"].answered(exchange)
 
 
 def _decidable(head: bytearray, limit_line: int) -> bool:

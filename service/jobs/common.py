@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def check_count(count: int, limit: int) -> None:
-    """Refuse more texts or items than the limit; before a place in the queue is taken."""
-    if count > limit:
-        detail = f"A request holds at most {limit} texts or items; send the others in further requests."
-        raise TooLargeError(detail, limit=limit, actual=count)
-
-
 def tokenize(
     session: Session, inputs: Sequence[Input], *, parse_special: bool = False, at_most: int | None = None
 ) -> list[TokenizedText | InvalidRequestError]:

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from flask import Response, current_app, g, request
 from pydantic import BaseModel
+from werkzeug.datastructures import MIMEAccept
 
 from service import errors
-from service.body import client_gone
+from service.body import check_count, client_gone
 from service.engine import Deadline, Engine, Session
 from service.formats import drawing, json
 from service.formats.negotiation import DEFAULTS, JSON, Format, Options, Payload
-from service.jobs.common import check_count
 from service.metrics import Metrics
 from service.result_cache import ResultCache
 from service.schemas.common import AsksAboutTexts
@@ -154,7 +154,7 @@ class WithModel(Generic[A]):
 
     def check(self, question: A) -> None:
         """No more texts than the limit."""
-        check_count(len(question.inputs), getattr(settings(), question.limit))
+        check_count(len(question.inputs), type(question))
 
     @contextmanager
     def answer(self, question: A, written: Format) -> Iterator[Payload]:
@@ -257,9 +257,8 @@ def content_id(provenance: object, question: BaseModel, written: Format, options
     parts = (
         provenance,
         request.path,
-        repr(
-            question.model_dump()
-        ),  # JSON would write a number that is not finite as null, which is another request
+        # JSON would write a number that is not finite as null, which is another request
+        repr(question.model_dump()),
         written.name,
         asdict(options),
     )
@@ -277,6 +276,11 @@ def _tagged(response: Response, tag: str) -> Response:
         response.set_etag(tag, weak=True)  # the same numbers, not always the same bytes: a ZIP holds a time
     response.vary.add("Accept")
     return response
+
+
+def accepted() -> MIMEAccept:
+    """The Accept header; what follows a type, such as a charset, is no reason to refuse it."""
+    return MIMEAccept([(given.partition(";")[0].strip(), q) for given, q in request.accept_mimetypes])
 
 
 def answer(payload: dict[str, object]) -> Response:

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
-from werkzeug.datastructures import MIMEAccept
 from werkzeug.exceptions import NotFound
 
 from service.body import (
@@ -30,7 +29,7 @@ from service.body import (
 )
 from service.errors import InvalidRequestError, NotAcceptableError
 from service.formats.negotiation import Format, Parameter, choose, options_of
-from service.routes.common import QUERY, Answering, ask, describes
+from service.routes.common import QUERY, Answering, accepted, ask, describes
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -161,12 +160,11 @@ class Question(Generic[R]):
 
     def _choose(self, name: str | None) -> Format:
         """By name, else by the Accept header."""
-        # what follows a type, such as a charset, is no reason to refuse it
-        accepted = MIMEAccept([(given.partition(";")[0].strip(), q) for given, q in request.accept_mimetypes])
+        types = accepted()
         return choose(
             self.formats,
             name,
-            lambda offered: accepted.best_match(offered) if accepted else offered[0],
+            lambda offered: types.best_match(offered) if types else offered[0],
         )
 
     @property

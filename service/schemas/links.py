@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from service.schemas.common import WHOLE, Answer, Request
+from service.settings import LONGEST_URL_BYTES
 
 DAY_SECONDS = 24 * 3600
 
@@ -24,7 +25,7 @@ class LinkRequest(Request):
 
     path: str = Field(
         min_length=1,
-        max_length=8177,
+        max_length=LONGEST_URL_BYTES,
         description="Path and query of a GET of this contract, percent-encoded, without host; the prefix under which a "
         "proxy shows the service may stand before it.",
     )

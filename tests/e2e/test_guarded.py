@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Server, free_port
+from tests.e2e.conftest import Server, serving_stub
 
 ROOT = Path(__file__).parents[2]
 KEY, SIGNING, PAGE = "key-0123456789-key", "signing-key-0123456789-0123456789", "https://page.example"
@@ -23,23 +22,9 @@ PICTURE = "/v1/attention.svg?text=the%20cat&layer=0&head=0"
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    port, log = free_port(), tmp_path_factory.mktemp("guarded") / "log"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
-    environment |= {"HOST": "127.0.0.1", "PORT": str(port), "PYTHONPATH": str(ROOT)}
-    environment |= {"ATTENTION_API_KEYS": KEY, "ATTENTION_SIGNING_KEY": SIGNING}
-    environment |= {"ATTENTION_CORS_ORIGINS": PAGE, "ATTENTION_ROOT_PATH": "/under"}
-    command = ["gunicorn", "-c", "python:service.gunicorn_conf", "tests.e2e.guarded:app()"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=environment, cwd=ROOT, stdout=output, stderr=output
-        )
-    server = Server(process, port, log)
-    try:
-        server.wait_ready()
+    settings = {"api_keys": KEY, "signing_key": SIGNING, "cors_origins": PAGE, "root_path": "/under"}
+    with serving_stub(tmp_path_factory.mktemp("guarded"), **settings) as server:
         yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def mint(server: Server, path: str, **options: int) -> str:
