@@ -208,12 +208,9 @@ def _about_texts(asked: object) -> dict[str, object]:
 
 
 def _once_sent(response: Response, tell: Callable[[int], None]) -> None:
-    """Tell how many bytes the body has that goes out: at once where that is known, else when it has gone."""
-    size = response.headers.get("Content-Length", type=int)
+    """Tell how many bytes of the body went out, once they have: nobody waits for what is told."""
     if request.method == "HEAD" or response.status_code in (204, 304):
         tell(0)
-    elif size is not None:
-        tell(size)
     else:
         given: Any = response.response
         response.response = _Counted(response.iter_encoded(), tell)

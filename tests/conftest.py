@@ -46,6 +46,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
+class Client(FlaskClient):
+    """Closes every answer, as a server does once it is sent: only then it is counted and logged."""
+
+    def open(self, *args: Any, buffered: bool = True, **kwargs: Any) -> TestResponse:
+        return super().open(*args, buffered=buffered, **kwargs)
+
+
 @pytest.fixture(scope="session")
 def model() -> LoadedModel:
     return tiny_model()
@@ -65,7 +72,9 @@ def make_app(model: LoadedModel) -> Iterator[MakeApp]:
         engines.append(engine)
         if wait:
             wait_until(lambda: engine.state != "loading")
-        return create_app(chosen, engine)
+        app = create_app(chosen, engine)
+        app.test_client_class = Client
+        return app
 
     yield make
     for engine in engines:

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -260,7 +260,7 @@ def content_id(provenance: object, question: BaseModel, written: Format, options
         # JSON would write a number that is not finite as null, which is another request
         repr(question.model_dump()),
         written.name,
-        asdict(options),
+        repr(options),
     )
     return hashlib.sha256(json.dumps(parts)).hexdigest()
 

@@ -33,7 +33,7 @@ from service.errors import DeadlineExceededError
 from service.model import LoadedModel
 from service.observability import JsonFormatter, capture
 from service.settings import Settings
-from tests.conftest import MakeApp, wait_until
+from tests.conftest import Client, MakeApp, wait_until
 
 SECRET = "the cat of Zanzibar"
 GOOD = {"text": "the cat", "layers": [0], "heads": [0]}
@@ -579,7 +579,9 @@ def traced(model: LoadedModel, exporter: InMemorySpanExporter) -> Iterator[Flask
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     engine = Engine(lambda: model, Settings()).start()
     wait_until(lambda: engine.state == "ready")
-    yield create_app(Settings(), engine, provider)
+    app = create_app(Settings(), engine, provider)
+    app.test_client_class = Client
+    yield app
     engine.close()
 
 
