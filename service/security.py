@@ -17,9 +17,9 @@ from pydantic import SecretStr
 from service.errors import UnauthorizedError
 from service.settings import Settings
 
-# Routes that describe the service and hold no answers: a browser, a probe or a scraper opens them without a key.
+# Routes that describe or show the service and hold no answers: a browser, a probe or a scraper opens them without a key.
 # They are told by the route, not by the path asked for, so that whatever is no route of these needs a key.
-OPEN = ("/health/", "/metrics", "/openapi.", "/problems/")
+OPEN = ("/health/", "/metrics", "/openapi.", "/problems/", "/static/")
 
 EXPIRES, SIGNATURE = "expires", "signature"
 LINK_PARAMETERS = frozenset({EXPIRES, SIGNATURE})
@@ -51,7 +51,7 @@ NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 
 def needs_key(rule: str) -> bool:
     """Whether a route is answered only to holders of a key, where there are keys."""
-    return not rule.startswith(OPEN)
+    return rule != "/" and not rule.startswith(OPEN)
 
 
 def requirements(path: str, method: str) -> list[dict[str, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -73,14 +74,17 @@ def _page(name: str, data: bytes) -> bytes:
 
 @cache
 def _template(name: str) -> tuple[bytes, bytes]:
-    """A page before and after its data, with the style and script that all pages share."""
-    html = _read(name).replace("{{csp}}", CONTENT_SECURITY_POLICY)
-    html = html.replace("{{css}}", _read("page.css")).replace("{{script}}", _read("page.js"))
+    """A page before and after its data, with the style and the modules that it names."""
+    html = files("service.formats").joinpath(name).read_text(encoding="utf-8")
+    html = re.sub(r"\{\{([a-z_]+\.(?:js|css))\}\}", lambda named: inlined(named[1]), html)
+    html = html.replace("{{csp}}", CONTENT_SECURITY_POLICY)
     for place, table in (("{{colors}}", LABEL_COLORS), ("{{units}}", UNITS)):
         html = html.replace(place, orjson.dumps(dict(table)).decode())
     before, after = html.split("{{data}}")
     return before.encode(), after.encode()
 
 
-def _read(name: str) -> str:
-    return files("service.formats").joinpath(name).read_text(encoding="utf-8")
+def inlined(name: str) -> str:
+    """A file of the page's as text in an HTML answer; a module as a plain script, behind those that it imports."""
+    text = files("service.static").joinpath(name).read_text(encoding="utf-8")
+    return re.sub(r"^(import [^;]*;\n|export )", "", text, flags=re.MULTILINE)

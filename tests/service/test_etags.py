@@ -11,9 +11,11 @@ from tests.conftest import MakeApp
 KV = "model=llama-2-7b&tokens=4096"
 COREFERENCE = "text=the cat sat, it is&pronoun=it&candidates=the cat&heads=L0H1"
 EXAMPLES = {  # of each route, one that is answered 200
+    "/": "/",
     "/openapi.json": "/openapi.json",
     "/openapi.yaml": "/openapi.yaml",
     "/problems/<slug>": "/problems/overloaded",
+    "/static/<name>": "/static/common.js",
     "/v1/attention": "/v1/attention?text=the cat",
     "/v1/attention.<name>": "/v1/attention.csv?text=the cat",
     "/v1/coreference": f"/v1/coreference?{COREFERENCE}",

@@ -1,14 +1,14 @@
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
-const at = id => document.getElementById(id);
+// What the page and the HTML answers share. An HTML answer holds these modules as text: see formats/page.py
 
-function element(tag, properties = {}, ...children) {
+export const at = id => document.getElementById(id);
+
+export function element(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
   node.append(...children);
   return node;
 }
 
-function fill(select, values, name = String) {
+export function fill(select, values, name = String) {
   const before = select.value;
   select.replaceChildren(...values.map(value => element("option", {value, textContent: name(value)})));
   if (values.map(String).includes(before)) select.value = before;
@@ -19,25 +19,25 @@ const SYMBOLS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"};
 const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/gu, JOINER = /[\u200c\u200d]/;
 const codePoint = character => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-function visible(text) {
+export function visible(text) {
   if (/^[ \t\n\r\v\f\u200c\u200d]*$/.test(text)) return Array.from(text, one => SYMBOLS[one] ?? codePoint(one)).join("");
   const shown = text.replace(HIDDEN, one => JOINER.test(one) ? one : SYMBOLS[one] ?? codePoint(one));
   return /^\p{M}/u.test(text) ? `◌${shown}` : shown;
 }
 
 // As JSON, where the same characters stand as escapes, so that it reads back as the value
-function visibleJson(value, indent) {
+export function visibleJson(value, indent) {
   return JSON.stringify(value, null, indent).replace(HIDDEN, one => one === "\n" || JOINER.test(one) ? one :
     one.split("").map(unit => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`).join(""));
 }
 
-function beginning(text, longest) {
+export function beginning(text, longest) {
   const characters = Array.from(text);
   return characters.length > longest ? `${characters.slice(0, longest - 1).join("")}…` : text;
 }
 
-const unique = values => [...new Set(values)];
-const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);
+export const unique = values => [...new Set(values)];
+export const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);
 
 // Which weights: for a footer
-const provenance = ({id, revision, variant, quantization, dtype}) => [id, revision, variant, quantization, dtype].filter(Boolean).join(" · ");
+export const provenance = ({id, revision, variant, quantization, dtype}) => [id, revision, variant, quantization, dtype].filter(Boolean).join(" · ");

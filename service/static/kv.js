@@ -1,0 +1,3 @@
+export function mount(panel) {
+  panel.textContent = "…";
+}

@@ -1,0 +1,53 @@
+// What is shown while an answer is waited for, and when there is none
+
+import {element} from "./common.js";
+import {Problem} from "./api.js";
+
+const PATIENCE = 150;  // milliseconds; what comes sooner is not announced
+
+// One question at a time: the next one ends the one before. `status` tells how it goes (role="status" in the page);
+// `panel`, which the answer will fill, is dimmed meanwhile
+export class Loading {
+  constructor(status, panel) {
+    Object.assign(this, {status, panel, running: null});
+  }
+
+  // `work(signal, waiting)` asks and shows, see `ask` in api.js. True when it was done, false when it failed or was overtaken
+  async run(doing, work) {
+    this.running?.abort();
+    const mine = this.running = new AbortController();
+    const announce = setTimeout(() => this.say(doing), PATIENCE);
+    this.panel.ariaBusy = "true";
+    try {
+      await work(mine.signal, (problem, seconds) => {
+        clearTimeout(announce);
+        if (mine === this.running) this.say(`${problem.message} Asking again in ${seconds} s.`, {cancel: () => mine.abort()});
+      });
+      if (mine !== this.running) return false;
+      this.say("");
+      return true;
+    } catch (error) {
+      if (mine !== this.running) return false;
+      if (error.name === "AbortError") this.say("Cancelled.", {retry: () => this.run(doing, work)});
+      else this.fail(error, () => this.run(doing, work));
+      if (!(error instanceof Problem) && error.name !== "AbortError") throw error;  // a fault of the page's: to the console
+      return false;
+    } finally {
+      clearTimeout(announce);
+      if (mine === this.running) this.panel.ariaBusy = "false";
+    }
+  }
+
+  say(text, {retry, cancel} = {}) {
+    const button = (name, act) => act ? [" ", element("button", {type: "button", textContent: name, onclick: act})] : [];
+    this.status.className = "status";
+    this.status.replaceChildren(...text ? [text] : [], ...button("Try again", retry), ...button("Cancel", cancel));
+  }
+
+  fail(error, retry) {
+    const theirs = error instanceof Problem && error.status >= 400 && error.status < 500 && error.status !== 429;
+    const about = error instanceof Problem ? error.message : "Something went wrong in this page.";
+    this.say(about, theirs ? {} : {retry});
+    this.status.className = "status problem";
+  }
+}
