@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from service.errors import UnauthorizedError
 from service.settings import Settings
 
-# Routes that describe or show the service and hold no answers: a browser, a probe or a scraper opens them without a key.
+# Routes that describe or show the service and hold no answers: a browser, a probe or a scraper needs no key.
 # They are told by the route, not by the path asked for, so that whatever is no route of these needs a key.
 OPEN = ("/health/", "/metrics", "/openapi.", "/problems/", "/static/")
 
