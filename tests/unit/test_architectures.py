@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModel, PreTrainedModel, Qwen2Model
+from transformers import AttentionInterface, AutoModel, PreTrainedModel, Qwen2Model
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attention_core.architectures import READABLE
@@ -111,25 +111,40 @@ def test_every_map_equals_eager_attention(kind: str, options: dict[str, object])
                 assert (read[text, layer] - expected[0]).abs().max() <= 1e-5
 
 
+def only_values(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *_: object,
+    **__: object,
+) -> tuple[torch.Tensor, None]:
+    """An attention function in which every token attends to itself alone."""
+    return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("only_values", only_values)
+
+
 @pytest.mark.parametrize(("kind", "options"), READ.values(), ids=READ)
 @torch.inference_mode()
 def test_value_norms_weigh_what_each_head_writes(kind: str, options: dict[str, object]) -> None:
-    model = built(kind, **options).double()
-    eager = copy.deepcopy(model)
-    eager.set_attn_implementation("eager")
-    projection = eager.layers[0].self_attn.o_proj
-    mixed: list[torch.Tensor] = []
-    projection.register_forward_pre_hook(lambda _, given: mixed.append(given[0][0]))
-    maps = eager(torch.tensor(TEXTS[:1]), output_attentions=True, use_cache=False).attentions
-    head, read = 3, []
-    AttentionReader(model).read(TEXTS[:1], {0: [head]}, read.append, weighting="value_norm")
-    # What enters the projection is A V; A is triangular, and so gives V back
-    weights = maps[0][0, head].double()
-    inputs = mixed[0].unflatten(-1, (HEADS, -1))[:, head]
-    value = torch.linalg.solve_triangular(weights, inputs, upper=False)  # [token, d]
+    model, head = built(kind, **options), 3
+    other = copy.deepcopy(model)
+    projection = other.layers[0].self_attn.o_proj
+    given: list[torch.Tensor] = []  # [text, token, head x d]
+    projection.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+    other.set_attn_implementation("only_values")
+    other(torch.tensor(TEXTS[:1]), use_cache=False)
+    value = given[0][0].unflatten(-1, (HEADS, -1))[:, head]  # [token, d]
     written = value @ projection.weight.unflatten(-1, (HEADS, -1))[:, head].T  # [token, hidden]
-    expected = weights * written.norm(dim=-1)
-    assert (read[0].weights[0] - expected / expected.sum(-1, keepdim=True)).abs().max() <= 1e-4
+    other.set_attn_implementation("eager")
+    maps = other(torch.tensor(TEXTS[:1]), output_attentions=True, use_cache=False).attentions
+    expected = maps[0][0, head] * written.norm(dim=-1)
+
+    read: list[Rows] = []
+    AttentionReader(model).read(TEXTS[:1], {0: [head]}, read.append, weighting="value_norm")
+    assert (read[0].weights[0] - expected / expected.sum(-1, keepdim=True)).abs().max() <= 1e-5
 
 
 def test_every_readable_architecture_is_compared() -> None:
