@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,6 +208,19 @@ def test_a_readable_model_with_a_trait_that_is_not_read_is_refused(
     with pytest.raises(UnsupportedModelError, match=f"^{kind} is not read: .*{trait}"):
         AttentionReader(model)
     assert model.config._attn_implementation == before  # a refused model is left as it was
+
+
+@pytest.mark.parametrize("kind", ["mistral", "phi3"])
+def test_a_model_loaded_without_its_window_is_itself_up_to_that_length(kind: str, tmp_path: Path) -> None:
+    eager = built(kind, sliding_window=len(TEXTS[0]))
+    eager.save_pretrained(tmp_path)
+    eager.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = eager(torch.tensor(TEXTS[:1]), output_attentions=True, use_cache=False).attentions[2][0]
+    read: list[Rows] = []
+    model = AutoModel.from_pretrained(tmp_path, sliding_window=None)
+    AttentionReader(model).read(TEXTS[:1], {2: range(HEADS)}, read.append)
+    assert (read[0].weights - expected).abs().max() <= 1e-5
 
 
 # As they are published but for the number of layers. On the meta device nothing can run
