@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from attention_core.architectures import check_architecture
 from attention_core.errors import OutOfRangeError, ShapeError, UnsupportedModelError
 
 ATTENTION = "attention_core"  # the name under which transformers knows our attention function
@@ -50,23 +51,19 @@ class Rows:
 
 
 class AttentionReader:
-    """Reads attention rows out of a Qwen2-shaped model.
+    """Reads attention rows out of a Qwen2-shaped model: one of `architectures.READABLE`.
 
     Switches the model's attention function to this package's, which calls PyTorch's fused kernel as transformers'
     own `sdpa` does; the model stays usable for everything else. All sizes come from the model's config.
 
-    Raises UnsupportedModelError for a model that would be read wrongly: another architecture, or sliding windows.
+    Raises UnsupportedModelError, before anything runs, for a model that would be read wrongly: see
+    `architectures.check_architecture` for what is refused, sliding windows of any length among it.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.backbone: Any = model.base_model  # without the language-model head: nothing here needs logits
+        check_architecture(model)
         config = self.backbone.config
-        if config.model_type != "qwen2":
-            raise UnsupportedModelError(f"model_type: expected qwen2, got {config.model_type}")
-        if any(kind != "full_attention" for kind in config.layer_types):
-            raise UnsupportedModelError(
-                "layer_types: sliding windows are not read; expected full_attention throughout"
-            )
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -87,6 +84,7 @@ class AttentionReader:
         consume: Callable[[Rows], None],
         *,
         queries: Sequence[Sequence[int]] | None = None,
+        attention_mask: Sequence[Sequence[int]] | None = None,
         weighting: Weighting = "attention",
         before_layer: Callable[[int], None] | None = None,
         max_padded_tokens: int = MAX_PADDED_TOKENS,
@@ -106,16 +104,21 @@ class AttentionReader:
         sequences       token ids per text, none empty
         heads           {layer: heads of it}; layers above the last named one do not run
         queries         row indices per text, ascending; None reads every row. The text is run up to the last of them
+        attention_mask  as a tokenizer gives it beside padded ids: 1 for a token, 0 for padding, which is cut off
+                        at the right. None: no id is padding
         weighting       what the rows hold: one of the three above
         before_layer    called with the layer's index before its attention is computed; may raise to stop the run
 
-        Raises UnsupportedModelError in training mode, and as `check` does. Source: Vaswani et al. 2017, eq. 1;
+        Raises UnsupportedModelError in training mode and for padding that is not on the right (it would move the
+        positions), ShapeError for a mask of another shape, and as `check` does. Source: Vaswani et al. 2017, eq. 1;
         value_norm: Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3. Differs from
         `output_attentions=True` in holding one block at a time and in leaving the fused kernel in charge of the
         layer's own output.
         """
         if self.backbone.training:
             raise UnsupportedModelError("the model is in training mode; call model.eval() first")
+        if attention_mask is not None:
+            sequences = _without_padding(sequences, attention_mask)
         self.check(sequences, heads, queries)
         wanted = {layer: tuple(heads[layer]) for layer in sorted(heads) if len(heads[layer])}
         rows = [range(len(ids)) for ids in sequences] if queries is None else queries
@@ -176,6 +179,27 @@ def check_indices(what: str, indices: Sequence[int], size: int) -> None:
             raise OutOfRangeError(what, index=index, size=size)
 
 
+def _without_padding(
+    sequences: Sequence[Sequence[int]], attention_mask: Sequence[Sequence[int]]
+) -> list[Sequence[int]]:
+    """The ids of each text without the padding at its right."""
+    lengths = [len(mask) for mask in attention_mask]
+    if lengths != [len(ids) for ids in sequences]:
+        expected = f"as many as token ids, {[len(ids) for ids in sequences]}"
+        raise ShapeError("attention_mask", expected=expected, got=lengths)
+    cut = []
+    for text, (ids, mask) in enumerate(zip(sequences, attention_mask, strict=True)):
+        real = [bool(one) for one in mask]
+        tokens = sum(real)
+        if not all(real[:tokens]):
+            raise UnsupportedModelError(
+                f"attention_mask[{text}]: padding at the left or in the middle is not read; "
+                'pad on the right (padding_side="right"), or give the ids without padding'
+            )
+        cut.append(ids[:tokens])
+    return cut
+
+
 def batches(lengths: Sequence[int], max_padded_tokens: int) -> Iterator[list[int]]:
     """Text indices, longest first, cut so that texts x longest stays within `max_padded_tokens`."""
     batch: list[int] = []
@@ -223,6 +247,17 @@ class Observer(Protocol):
         query is [text, head, token, d], key and value are [text, kv head, token, d], output_projection gives W_O,
         [hidden, head x d].
         """
+
+
+def refuse_mask(layer: int, attention_mask: Tensor | None) -> None:
+    """Raise UnsupportedModelError for a mask other than the causal one, which has no tensor.
+
+    An `Observer` knows no other.
+    """
+    if attention_mask is not None:
+        raise UnsupportedModelError(
+            f"layer {layer} has a mask that is not the causal one: padding, or a window"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +400,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The fused kernel's output, with the wanted rows handed out on the way."""
     if capture is not None:
+        refuse_mask(module.layer_idx, attention_mask)
         capture.observe(module.layer_idx, query, key, value, scaling, lambda: module.o_proj.weight)
     output: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, scaling=scaling, **options

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from attention_core.capture import Observer
+from attention_core.capture import Observer, refuse_mask
 from attention_core.errors import UnsupportedModelError
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest number that a layer adds
@@ -136,12 +136,13 @@ class PackedLayer(nn.Module):
         attention_mask        added to the scores (or True where one counts), [text, 1, query, key]; None: causal
         position_embeddings   cosines and sines of the tokens' angles, each [1 or text, token, d]
 
-        Raises UnsupportedModelError for a cache.
+        Raises UnsupportedModelError for a cache, and for a mask where there is a `capture`.
         """
         if cache is not None:
             raise UnsupportedModelError("packed layers keep no cache; call with use_cache=False")
         query, key, value = self._read(_normalised(hidden_states, self.input_layernorm), position_embeddings)
         if capture is not None:
+            refuse_mask(self._layer, attention_mask)
             capture.observe(self._layer, query, key, value, self._scaling, lambda: self._output.weight)
         attended = scaled_dot_product_attention(
             query,

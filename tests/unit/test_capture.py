@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -27,11 +29,13 @@ def eager(ids: list[int], backbone: torch.nn.Module | None = None) -> torch.Tens
     return torch.stack(attentions)[:, 0]
 
 
-def maps(reader: AttentionReader, sequences: list[list[int]], **options: object) -> list[torch.Tensor]:
+def maps(
+    reader: AttentionReader, sequences: Any, *, lengths: list[int] | None = None, **options: object
+) -> list[torch.Tensor]:
     """Every map of every text, [layer, head, query, key]; NaN where no row arrived."""
     kept = [
-        torch.full((LAYERS, HEADS, len(ids), len(ids)), float("nan"), dtype=torch.float64)
-        for ids in sequences
+        torch.full((LAYERS, HEADS, tokens, tokens), float("nan"), dtype=torch.float64)
+        for tokens in lengths or map(len, sequences)
     ]
 
     def keep(rows: Rows) -> None:
@@ -235,6 +239,54 @@ def test_models_that_would_be_read_wrongly_are_refused() -> None:
     )
     with pytest.raises(UnsupportedModelError, match="mistral"):
         AttentionReader(MistralModel(config).eval())
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_padding_on_the_right_is_cut_off(exact: AttentionReader, kind: Callable[[object], Any]) -> None:
+    padded, mask = [TEXT, [*TEXT[:7], *[0] * 6]], [[1] * 13, [1] * 7 + [0] * 6]
+    for got, ids in zip(
+        maps(exact, kind(padded), lengths=[13, 7], attention_mask=kind(mask)), [TEXT, TEXT[:7]], strict=True
+    ):
+        assert (got - maps(exact, [ids])[0]).abs().max() <= 1e-13
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (
+            [[1] * 13, [0, 0, 1, 1, 1, 1, 1]],
+            UnsupportedModelError,
+            r"attention_mask\[1\]: padding at the left",
+        ),
+        (
+            [[1] * 13, [1, 1, 1, 0, 1, 1, 1]],
+            UnsupportedModelError,
+            r"attention_mask\[1\]: padding at the left",
+        ),
+        ([[1] * 13, [0] * 7], ShapeError, r"sequences\[1\]: expected at least one token"),
+        ([[1] * 13, [1] * 6], ShapeError, r"attention_mask: expected .*\[13, 7\], got \[13, 6\]"),
+        ([[1] * 13], ShapeError, r"attention_mask: expected"),
+    ],
+)
+def test_other_padding_is_refused(
+    reader: AttentionReader, mask: list[list[int]], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        reader.read([TEXT, TEXT[:7]], ALL, lambda rows: None, attention_mask=mask)
+
+
+def test_a_forward_call_that_captures_refuses_any_mask_but_the_causal_one(reader: AttentionReader) -> None:
+    class Watch:
+        def observe(self, *given: object) -> None:
+            raise AssertionError("rows of a padded text would be wrong")
+
+    with pytest.raises(UnsupportedModelError, match="layer 0 has a mask"), torch.inference_mode():
+        reader.backbone(
+            torch.tensor([TEXT[:7]]),
+            attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1, 1]]),
+            use_cache=False,
+            capture=Watch(),
+        )
 
 
 def test_a_bfloat16_model_gives_float32_weights_near_those_of_float32(reader: AttentionReader) -> None:
