@@ -135,8 +135,8 @@ def cors(allowed: Collection[str], origin: str | None) -> dict[str, str]:
 
 def origin_in(head: bytes) -> str | None:
     """The Origin that a request's head names, as far as it has come; None where it names none, or several."""
-    fields, _, _ = head.partition(b"\r\n\r\n")
-    found = re.findall(rb"\r\norigin:[ \t]*([!-~]*)[ \t]*(?=\r\n)", fields + b"\r\n", re.IGNORECASE)
+    fields, end, _ = head.partition(b"\r\n\r\n")
+    found = re.findall(rb"\r\norigin:[ \t]*([!-~]*)[ \t]*(?=\r\n)", fields + end, re.IGNORECASE)
     return found[0].decode("ascii") if len(found) == 1 else None
 
 

@@ -140,6 +140,25 @@ def test_a_doubled_slash_is_404_and_a_trailing_one_is_fine(client: FlaskClient) 
     assert client.post("/v1/attention/", json=GOOD).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["//metrics", "//v1/model", "///v1/model", "//health/live", "//v1//model"])
+def test_leading_slashes_are_not_one(make_app: MakeApp, path: str) -> None:
+    client = make_app(root_path="/under").test_client()
+    for asked in (path, f"/under{path}", f"//under{path[1:]}"):
+        answer = client.get("/", environ_overrides={"PATH_INFO": asked})
+        assert answer.status_code == 404, asked
+        assert answer.get_json()["type"] == "/under/problems/not-found"
+
+
+def test_a_wish_for_another_protocol_is_passed_over(client: FlaskClient) -> None:
+    for protocol in ("websocket", "h2c", "TLS/1.3, websocket", ""):
+        headers = {"Connection": "Upgrade", "Upgrade": protocol, "Sec-WebSocket-Version": "13"}
+        assert client.get("/v1/model", headers=headers).status_code == 200
+        answer = client.post("/v1/attention", json=GOOD, headers=headers)
+        assert answer.status_code == 200
+        assert "Upgrade" not in answer.headers
+        problem(client.get("/nope", headers=headers), 404)
+
+
 def test_a_charset_parameter_is_fine(client: FlaskClient) -> None:
     response = client.post(
         "/v1/attention", data=json.dumps(GOOD), content_type="application/json; charset=utf-8"
