@@ -869,6 +869,30 @@ def test_term_answers_eight_in_flight_is_not_ready_at_once_and_exits_in_time(tmp
         silent.close()
 
 
+# --- who may ask --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_keys": "key-0123456789-key"}, False),
+        ({"host": "localhost"}, False),
+    ],
+)
+def test_a_service_that_is_open_to_all_says_so_once_when_it_starts(
+    tmp_path: Path, settings: dict[str, str], warned: bool
+) -> None:
+    with serving_stub(tmp_path, "--workers", "2", **settings) as server:
+        wait_until(lambda: len(server.workers()) == 2)
+    lines = [line for line in logged(server) if line["level"] == "warning" and "may ask" in line["message"]]
+    assert len(lines) == warned
+    for line in lines:
+        assert "ATTENTION_API_KEYS" in line["message"]
+        assert "proxy" in line["message"]
+        assert line["host"] == settings["host"]
+
+
 # --- 12, 13: workers ----------------------------------------------------------------------------------------
 
 
