@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from flask import Flask, request
 from flask_compress import Compress
+from werkzeug.exceptions import NotFound
 
 from service import body, observability, problems, security
 from service.engine import Engine
@@ -49,6 +50,7 @@ def create_app(
     app = Flask(__name__, static_folder=None)
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False  # a doubled slash is a mistake, not a reason to redirect a POST
+    app.before_request(_refuse_leading_slashes)
     app.extensions["settings"] = settings
     app.extensions["engine"] = engine or _start_engine(settings)
     app.extensions["result_cache"] = ResultCache(settings.result_cache_bytes)
@@ -68,9 +70,13 @@ def create_app(
 
 
 def _under(root: str, application: WSGIApplication) -> WSGIApplication:
-    """The application below a path prefix too, for a proxy that passes it on; it stays reachable without."""
+    """The application below a path prefix too, for a proxy that passes it on; it stays reachable without.
+
+    A wish for another protocol (Upgrade) is forgotten, as HTTP allows: Werkzeug has no route for it.
+    """
 
     def prefixed(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ.pop("HTTP_UPGRADE", None)
         path: str = environ["PATH_INFO"]
         if root and (path == root or path.startswith(root + "/")):
             environ = {
@@ -81,6 +87,12 @@ def _under(root: str, application: WSGIApplication) -> WSGIApplication:
         return application(environ, start_response)
 
     return prefixed
+
+
+def _refuse_leading_slashes() -> None:
+    """Werkzeug takes leading slashes for one; here a doubled one is none of our paths, wherever it stands."""
+    if request.environ["PATH_INFO"].startswith("//"):
+        request.url_rule, request.routing_exception = None, NotFound()
 
 
 def _forget_refused_encodings() -> None:

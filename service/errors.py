@@ -35,6 +35,8 @@ class RequestError(Exception):
         actual: int | None = None,
         retry_after_seconds: int | None = None,
     ) -> None:
+        if (limit is None) != (actual is None):
+            raise TypeError("a limit is told with what is over it")
         super().__init__(detail)
         self.detail = detail
         self.errors = tuple(errors)

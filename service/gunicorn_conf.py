@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import resource
 import signal
@@ -11,7 +12,9 @@ from types import FrameType
 from typing import Any
 
 from service import observability, tracing
-from service.settings import MULTIPROC_DIR, Settings, process_environment
+from service.settings import AROUND_URL_BYTES, MULTIPROC_DIR, Settings, process_environment
+
+log = logging.getLogger(__name__)
 
 EXIT_SECONDS = 10  # for a job that nobody waits for any more to come to its next layer
 
@@ -28,7 +31,7 @@ worker_class = "service.worker.Worker"  # gthread, with threads for whole reques
 # No header says who or where the service is: below a path prefix it goes by ATTENTION_ROOT_PATH
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-limit_request_line = _settings.max_url_bytes + len("GET  HTTP/1.1")
+limit_request_line = _settings.max_url_bytes + AROUND_URL_BYTES
 workers = 1  # one per copy of the weights; scale by replicas
 threads = (
     _settings.max_in_flight + 4
@@ -62,6 +65,11 @@ logconfig_dict: dict[str, Any] = {
 def on_starting(server: Any) -> None:
     """Before the first worker: warnings go to the log, and what an earlier run counted for several workers is gone."""
     observability.capture()
+    if not _settings.api_keys and not _settings.on_loopback:
+        log.warning(
+            "everybody who reaches this port may ask: set ATTENTION_API_KEYS, or let a proxy in front say who may",
+            extra={"host": _settings.host},
+        )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
     resource.setrlimit(

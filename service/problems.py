@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 import orjson
-from flask import Flask, Response, g, request
+from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from service import errors
@@ -245,10 +245,9 @@ def problem_response(error: Exception) -> Response:
         rule = request.url_rule
         context = {"request_id": g.get("request_id", ""), "route": rule.rule if rule else None}
         log.error("internal error", exc_info=error, extra=context)
-    body: dict[str, object] = {"type": problem.type, "title": problem.title, "status": problem.status}
-    body["detail"] = (
-        error.detail if isinstance(error, errors.RequestError) else f"{problem.cause} {problem.remedy}"
-    )
+    body = _members(problem, error, current_app.extensions["settings"].root_path)
+    if isinstance(error, errors.RequestError):
+        body["detail"] = error.detail
     _common_members(body)
     headers: dict[str, str] = {}
     if isinstance(error, errors.RequestError):
@@ -257,8 +256,6 @@ def problem_response(error: Exception) -> Response:
                 {"pointer": one.pointer, "code": one.code, "detail": one.detail}
                 for one in error.errors[: errors.MAX_ERRORS]
             ]
-        if error.limit is not None:
-            body |= {"limit": error.limit, "actual": error.actual}
         if error.retry_after_seconds is not None:
             headers["Retry-After"] = str(error.retry_after_seconds)
     if isinstance(error, errors.UnauthorizedError):
@@ -275,14 +272,19 @@ def problem_response(error: Exception) -> Response:
     return response
 
 
-def wire_problem(error: Exception, request_id: str) -> tuple[ProblemRow, bytes]:
+def wire_problem(error: Exception, request_id: str, root: str = "") -> tuple[ProblemRow, bytes]:
     """The row and the body of what is refused before there is a request: without its path, which nobody knows."""
     problem = problem_of(error)
-    body: dict[str, object] = {"type": problem.type, "title": problem.title, "status": problem.status}
-    body |= {"detail": f"{problem.cause} {problem.remedy}", "request_id": request_id}
+    return problem, orjson.dumps({**_members(problem, error, root), "request_id": request_id})
+
+
+def _members(problem: ProblemRow, error: Exception, root: str) -> dict[str, object]:
+    """What every problem of a row says; its `type` can be opened below the path prefix `root` too."""
+    body: dict[str, object] = {"type": root + problem.type, "title": problem.title, "status": problem.status}
+    body["detail"] = f"{problem.cause} {problem.remedy}"
     if isinstance(error, errors.RequestError) and error.limit is not None:
-        body["limit"] = error.limit  # how much more it was, nobody read
-    return problem, orjson.dumps(body)
+        body |= {"limit": error.limit, "actual": error.actual}
+    return body
 
 
 def _werkzeug_response(error: HTTPException) -> Response:

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, quote
@@ -46,6 +46,7 @@ ALL_METHODS = "GET, HEAD, OPTIONS, POST"
 PREFLIGHT_SECONDS = 7200  # Chromium keeps one no longer
 
 # Of every answer that brings none of its own: should a browser ever show it as a page, the page can do nothing
+REFERRER = "no-referrer"  # the address may hold a text, or be a signed link
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -111,6 +112,34 @@ class Links:
         return hmac.new(key, target.encode("latin-1"), hashlib.sha256).hexdigest()
 
 
+def policies(media_type: str) -> dict[str, str]:
+    """What an answer tells browsers, whichever page asked."""
+    # Pictures and pages are there to be embedded; the rest is read by scripts, for which CORS speaks
+    embedded = media_type.startswith(("image/", "text/html"))
+    return {
+        "Referrer-Policy": REFERRER,
+        "Content-Security-Policy": NOTHING,
+        "Cross-Origin-Resource-Policy": "cross-origin" if embedded else "same-origin",
+    }
+
+
+def cors(allowed: Collection[str], origin: str | None) -> dict[str, str]:
+    """The headers by which a page of an origin may read an answer, where that is allowed."""
+    # Vary also to those whose origin is not allowed, or who send none: a cache must not give them each other's
+    headers = {"Vary": "Origin"} if allowed else {}
+    if origin is not None and ("*" in allowed or origin in allowed):
+        headers["Access-Control-Allow-Origin"] = "*" if "*" in allowed else origin
+        headers["Access-Control-Expose-Headers"] = EXPOSED
+    return headers
+
+
+def origin_in(head: bytes) -> str | None:
+    """The Origin that a request's head names, as far as it has come; None where it names none, or several."""
+    fields, end, _ = head.partition(b"\r\n\r\n")
+    found = re.findall(rb"\r\norigin:[ \t]*([!-~]*)[ \t]*(?=\r\n)", fields + end, re.IGNORECASE)
+    return found[0].decode("ascii") if len(found) == 1 else None
+
+
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()
 
@@ -146,21 +175,15 @@ def register(app: Flask) -> None:
     @app.after_request
     def tell_browsers(response: Response) -> Response:
         headers = response.headers
-        headers["Referrer-Policy"] = "no-referrer"  # the address may hold a text, or be a signed link
         if response.status_code != 304:  # whose headers would replace those of the answer that the client has
-            # Pictures and pages are there to be embedded; the rest is read by scripts, for which CORS speaks
-            embedded = (response.mimetype or "").startswith(("image/", "text/html"))
-            headers["Cross-Origin-Resource-Policy"] = "cross-origin" if embedded else "same-origin"
-            headers.setdefault("Content-Security-Policy", NOTHING)
+            for name, value in policies(response.mimetype or "").items():
+                headers.setdefault(name, value)
+        headers["Referrer-Policy"] = REFERRER
         if keys.digests and (request.url_rule is None or needs_key(request.url_rule.rule)):
             headers.setdefault("Cache-Control", "private")  # no shared cache gives it to who has no key
-        if origins:
-            # Also to those whose origin is not allowed, or who send none: a cache must not give them each other's
-            response.vary.add("Origin")
-        origin = request.headers.get("Origin")
-        if origin is not None and ("*" in origins or origin in origins):
-            headers["Access-Control-Allow-Origin"] = "*" if "*" in origins else origin
-            headers["Access-Control-Expose-Headers"] = EXPOSED
+        told = cors(origins, request.headers.get("Origin"))
+        response.vary.update([told.pop("Vary")] if "Vary" in told else [])
+        headers.update(told)
         return response
 
     def _preflight() -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"  # prometheus-client reads it when it is imported
-LONGEST_URL_BYTES = 8177  # with `GET ` and ` HTTP/1.1` the 8,190 bytes that gunicorn takes of a line
+AROUND_URL_BYTES = len("GET  HTTP/1.1")
+LONGEST_URL_BYTES = 8190 - AROUND_URL_BYTES  # gunicorn takes so many of a line
 SHORTEST_API_KEY, SHORTEST_SIGNING_KEY = 16, 32  # characters
 ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9_-]+(\.[a-z0-9_-]+)*)(:\d{1,5})?", re.ASCII)
 
@@ -201,6 +203,14 @@ class Settings(Limits):
         if "*" in origins and other.data.get("api_keys"):
             raise ValueError("* does not go together with API keys; name the origins")
         return origins
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine reaches the service; a name other than localhost may be anything."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def limits(self) -> dict[str, int | float]:

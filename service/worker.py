@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from gunicorn.http import errors as refusals
 from gunicorn.http import get_parser
@@ -33,7 +34,8 @@ from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 from service import errors
 from service.observability import Exchange, members
 from service.problems import INTERNAL, MEDIA_TYPE, wire_problem
-from service.settings import Settings
+from service.security import cors, origin_in, policies
+from service.settings import AROUND_URL_BYTES, Settings
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("service.access")
@@ -65,6 +67,7 @@ class _Waiting:
     step: Callable[[], None]
     late: Callable[[], None]
     head: bytearray = field(default_factory=bytearray)
+    asking: bool = False  # it has not sent its whole head
     passed_over: int = 0  # bytes
 
 
@@ -76,9 +79,13 @@ class Worker(ThreadWorker):
         settings = Settings()
         self._header_seconds = settings.header_timeout_seconds
         self._max_url_bytes = settings.max_url_bytes
+        self._root_path = settings.root_path
+        self._origins = settings.cors_origins
         seconds = settings.send_timeout_seconds
         self._send_timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._waiting: dict[int, _Waiting] = {}  # by file descriptor; all in the main loop's thread
+        self._asked_from: WeakKeyDictionary[socket.socket, str | None] = WeakKeyDictionary()  # their Origin
+        self._sent_away, self._told_of_them = 0, 0.0
 
     # --- a connection's way -------------------------------------------------------------------------------------
 
@@ -129,14 +136,14 @@ class Worker(ThreadWorker):
     def _await_head(self, conn: TConn, begun: bytes = b"") -> None:
         conn.sock.setblocking(False)
         late = partial(self._head_is_late, conn)
-        waiting = _Waiting(conn, 0.0, partial(self._read_head, conn), late, bytearray(begun))
+        waiting = _Waiting(conn, 0.0, partial(self._read_head, conn), late, bytearray(begun), asking=True)
         self._wait(waiting, self._header_seconds)
         self._read_head(conn)  # most often it is there already
 
     def _read_head(self, conn: TConn) -> None:
         waiting = self._waiting[conn.sock.fileno()]
         try:
-            while not _decidable(waiting.head, self.cfg.limit_request_line):
+            while not _decidable(waiting.head):
                 data = conn.sock.recv(MAX_HEAD_BYTES + 1 - len(waiting.head))
                 if not data:
                     self._forget(waiting)
@@ -148,10 +155,11 @@ class Worker(ThreadWorker):
         except OSError:
             self._drop_waiting(conn)
             return
-        self._forget(waiting)
         if len(waiting.head) > MAX_HEAD_BYTES and HEAD_END not in waiting.head:
-            self._refuse(conn, errors.HeadersTooLargeError(""))
+            self._refuse_head(waiting, errors.HeadersTooLargeError(""))
             return
+        self._forget(waiting)
+        self._note_origin(waiting)
         if conn.parser is None:
             conn.parser = get_parser(self.cfg, conn.sock, conn.client)
         conn.parser.unreader.unread(bytes(waiting.head))
@@ -160,15 +168,35 @@ class Worker(ThreadWorker):
 
     def _head_is_late(self, conn: TConn) -> None:
         waiting = self._waiting[conn.sock.fileno()]
-        self._forget(waiting)
         if waiting.head:
-            self._refuse(conn, errors.HeaderTimeoutError(""))
+            self._refuse_head(waiting, errors.HeaderTimeoutError(""))
         else:
+            self._forget(waiting)
             self._await_close(conn)  # it has asked nothing
 
-    def _refuse(self, conn: TConn, error: errors.RequestError) -> None:
-        self.handle_error(None, conn.sock, conn.client, error)
-        self._await_close(conn)
+    def _refuse_head(self, waiting: _Waiting, error: errors.RequestError) -> None:
+        """Answer a head that has not come to its end: its first line may be too long all by itself."""
+        self._forget(waiting)
+        self._note_origin(waiting)
+        line, _, _ = waiting.head.removeprefix(b"\r\n").partition(b"\r\n")
+        if len(line) > self.cfg.limit_request_line:
+            error = self._url_too_long(len(line))
+        self.handle_error(None, waiting.conn.sock, waiting.conn.client, error)
+        self._await_close(waiting.conn)
+
+    def _url_too_long(self, line_bytes: int) -> errors.UrlTooLongError:
+        return errors.UrlTooLongError("", limit=self._max_url_bytes, actual=line_bytes - AROUND_URL_BYTES)
+
+    def _note_origin(self, waiting: _Waiting) -> None:
+        if self._origins:
+            self._asked_from[waiting.conn.sock] = origin_in(bytes(waiting.head))
+
+    def handle_request(self, req: Any, conn: TConn) -> Any:
+        """Refuse a body that is coded; gunicorn would hand on what it cannot decode."""
+        codings = [value.lower() for name, value in req.headers if name == "TRANSFER-ENCODING"]
+        if codings not in ([], ["chunked"]):
+            raise refusals.UnsupportedTransferCoding("")
+        return super().handle_request(req, conn)
 
     def _await_close(self, conn: TConn) -> None:
         """Close this side; the other's unread bytes are read for a while, else a reset may overtake the answer."""
@@ -214,9 +242,23 @@ class Worker(ThreadWorker):
         self.nr_conns -= 1
         conn.close()
 
+    def _make_room(self) -> None:
+        """With all connections taken, let the one go that has waited longest for its head: not the last that came."""
+        if self.nr_conns < self.worker_connections:
+            return
+        asking = [one for one in self._waiting.values() if one.asking]
+        if len(asking) < 2:
+            return
+        self._drop_waiting(asking[0].conn)
+        self._sent_away += 1
+        if (now := time.monotonic()) - self._told_of_them >= 1:
+            log.warning("no room for connections that do not ask", extra={"closed": self._sent_away})
+            self._sent_away, self._told_of_them = 0, now
+
     def murder_pending(self) -> None:
-        """End what has waited too long; the main loop calls this at least once a second."""
+        """End what has waited too long; the main loop calls this after all that has happened, and once a second."""
         super().murder_pending()
+        self._make_room()  # not in `accept`: the connection that goes may be the next that has something to read
         now = time.monotonic()
         for waiting in [one for one in self._waiting.values() if one.until <= now]:
             waiting.late()
@@ -234,17 +276,27 @@ class Worker(ThreadWorker):
         began, request_id = time.perf_counter(), uuid.uuid4().hex
         error = exc
         if isinstance(exc, refusals.LimitRequestLine):
-            error = errors.UrlTooLongError("", limit=self._max_url_bytes)
+            error = self._url_too_long(exc.size)
         elif not isinstance(exc, THE_APPS_FAULT):
             error = next((ours("") for theirs, ours in REFUSALS.items() if isinstance(exc, theirs)), exc)
-        problem, body = wire_problem(error, request_id)
+        problem, body = wire_problem(error, request_id, self._root_path)
         if problem is INTERNAL:
             log.error("internal error", exc_info=exc, extra={"request_id": request_id})
         reason = http.HTTPStatus(problem.status).phrase
-        head = (
-            f"HTTP/1.1 {problem.status} {reason}\r\nContent-Type: {MEDIA_TYPE}\r\nContent-Length: {len(body)}\r\n"
-            f"X-Request-ID: {request_id}\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-        )
+        headers = {
+            "Content-Type": MEDIA_TYPE,
+            "Content-Length": len(body),
+            "X-Request-ID": request_id,
+            "X-Content-Type-Options": "nosniff",
+            "Connection": "close",
+            **policies(MEDIA_TYPE),
+            **cors(self._origins, self._asked_from.get(client)),
+        }
+        lines = [
+            f"HTTP/1.1 {problem.status} {reason}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        head = "\r\n".join(lines) + "\r\n\r\n"
         with contextlib.suppress(OSError):
             client.setblocking(False)  # it may read nothing
             client.sendall(head.encode("ascii") + body)
@@ -254,12 +306,13 @@ class Worker(ThreadWorker):
         self.wsgi.extensions["metrics"].answered(exchange)
 
 
-def _decidable(head: bytearray, limit_line: int) -> bool:
-    """Whether gunicorn's parser can tell, without waiting for more, what this is: a whole head, or none."""
+def _decidable(head: bytearray) -> bool:
+    """Whether gunicorn's parser can tell, without waiting for more, what this is: a whole head, or none.
+
+    A first line that is too long waits for the rest too, which says whose page asked.
+    """
     if not head:
         return False
     if HEAD_END in head or len(head) > MAX_HEAD_BYTES:
         return True
-    if head.count(b"\n") != head.count(b"\r\n"):  # a line ends with both
-        return True
-    return b"\r\n" not in head[2:] and len(head) > limit_line + 4
+    return head.count(b"\n") != head.count(b"\r\n")  # a line ends with both

@@ -61,7 +61,7 @@ def size(request: KvCacheRequest, written: Format) -> dict[str, object]:
             for other in others
         ]
     if written.dense:
-        answer["request"] = json.loads(request.model_dump_json(exclude_unset=True))
+        answer["request"] = json.loads(request.model_dump_json(exclude_defaults=True))
         answer["curves"] = _curves(request, models, (report, *others), min(POINTS, MOST_ROWS // (2 * kinds)))
     return answer
 

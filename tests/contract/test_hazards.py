@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -185,6 +186,51 @@ def test_a_surrogate_pair_and_an_escaped_nul_are_text(
         longer = longer.replace(b'"the cat"', b'"the cat' + text + b'"')
         assert longer != raw
         answered(client, path, longer, media_type)
+
+
+@every_body
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "identity, gzip"])
+def test_a_compressed_body_is_415_and_never_read(
+    client: FlaskClient, path: str, media_type: str, coding: str
+) -> None:
+    raw = json.dumps(good(path, media_type)).encode()
+    for sent in (gzip.compress(raw), raw):
+        headers = {"Content-Encoding": coding}
+        response = client.post(path, data=sent, content_type=media_type, headers=headers)
+        assert response.status_code == 415, response.text
+        assert "compressed" in strictly(response)["detail"]
+
+
+# --- spelling -------------------------------------------------------------------------------------------------
+
+ANSWERS = [one for one in BODIES if one not in [("/v1/links", JSON), ("/v1/coreference/evaluate", NDJSON)]]
+
+
+@pytest.mark.parametrize(("path", "media_type"), ANSWERS)
+def test_a_request_that_says_what_goes_without_saying_gets_the_same_bytes_in_every_format(
+    client: FlaskClient, path: str, media_type: str
+) -> None:
+    schema, brief = BODIES[path, media_type][0], good(path, media_type)
+    if path == "/v1/kv-cache":
+        brief |= {"gpu": {"memory_bytes": 24 * 2**30}, "engine_options": {}}
+    whole = schema.model_validate_json(json.dumps(brief)).model_dump(mode="json")
+    whole = {name: value for name, value in whole.items() if name in schema.model_json_schema()["properties"]}
+    assert whole.keys() > brief.keys() or path == "/v1/tokenize"
+    (view,) = (
+        client.application.view_functions[rule.endpoint]
+        for rule in client.application.url_map.iter_rules()
+        if rule.rule == path and "POST" in (rule.methods or ())
+    )
+    names = [written.name for written in view.contract.formats] or [None]  # type: ignore[attr-defined]
+    for name in names:
+        query = {} if name is None else {"format": name}
+        briefly, wholly = (client.post(path, json=body, query_string=query) for body in (brief, whole))
+        assert briefly.status_code == wholly.status_code, (name, wholly.text)
+        assert briefly.headers.get("X-Content-ID") == wholly.headers.get("X-Content-ID"), name
+        if name == "npz":  # a ZIP holds a time
+            continue
+        if briefly.status_code == 200:
+            assert briefly.data == wholly.data, name
 
 
 # --- numbers --------------------------------------------------------------------------------------------------

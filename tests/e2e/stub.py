@@ -3,6 +3,7 @@
 loading  while it exists, the model loads
 hold     while it exists, a job stays before its first layer, and looks there whether somebody still waits for it
 hang     while it exists, a job stays there without looking
+draw     while it exists, `GET /stub/draw` has the turn to draw; `drawing` is there from then on
 ran      a line for each job that went through the model: tokens, whether inference mode was on, whether a row needs
          a gradient, and the process
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flask import Flask, request
+from flask import Flask
 
 from attention_core.capture import AttentionReader, Rows
 from service.app import create_app
@@ -88,9 +89,12 @@ def app() -> Flask:
 
     @made.get("/stub/draw")
     def draw() -> dict[str, bool]:
-        """Draws for so many seconds."""
+        """Draws."""
         with drawing.one_at_a_time():
-            time.sleep(float(request.args["seconds"]))
+            (folder / "drawing").touch()
+            while (folder / "draw").exists():
+                time.sleep(0.005)
+        (folder / "drawing").unlink()
         return {"drawn": True}
 
     return made

@@ -306,7 +306,7 @@ def test_probes_and_the_metrics_themselves_leave_no_line_and_wait_for_nothing(
         assert [client.get(path).status_code for path in ("/metrics", "/health/live", "/health/ready")] == [
             200
         ] * 3
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
         release.set()
         blocking.result()
     assert lines(caplog) == []

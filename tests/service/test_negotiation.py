@@ -265,7 +265,10 @@ def test_all_of_it_works_under_a_path_prefix(make_app: MakeApp) -> None:
             ok(client.get(f"{prefix}/v1/attention.svg", query_string=query)).content_type == "image/svg+xml"
         )
         assert client.get(f"{prefix}/health/ready").status_code == 200
-    problem(client.get("/look/insides/v1/model"), 404)
+        refused = client.get(f"{prefix}/v1/nope").get_json()["type"]  # resolves behind either kind of proxy
+        assert refused == "/look/inside/problems/not-found"
+        assert client.get(refused).status_code == 200
+    assert client.get("/look/insides/v1/model").status_code == 404
     assert client.get("/look/inside/openapi.json").get_json()["servers"] == [{"url": "/look/inside"}]
     assert client.get("/openapi.json").get_json()["servers"] == [{"url": "/"}]
 

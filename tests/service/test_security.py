@@ -48,12 +48,12 @@ def guarded(make_app: MakeApp) -> FlaskClient:
     return make_app(api_keys=f"{OLD}, {NEW}", signing_key=SIGNING).test_client()
 
 
-def refused(response: TestResponse) -> str:
+def refused(response: TestResponse, root: str = "") -> str:
     """The sentence of a 401, checked for what every one must have."""
     assert response.status_code == 401, response.data
     assert response.headers["WWW-Authenticate"] == "Bearer"
     body = response.get_json()
-    assert body["type"] == "/problems/unauthorized"
+    assert body["type"] == f"{root}/problems/unauthorized"
     assert body["request_id"] == response.headers["X-Request-ID"]
     return str(body["detail"])
 
@@ -418,7 +418,7 @@ def test_links_work_below_a_path_prefix_whether_or_not_the_proxy_passes_it_on(
     assert url.startswith("/under/here/v1/attention.svg?")
     assert client.get(url).status_code == 200
     assert client.get(url.removeprefix("/under/here")).status_code == 200
-    refused(client.get(url.replace("head=0", "head=1")))
+    refused(client.get(url.replace("head=0", "head=1")), "/under/here")
 
 
 def test_without_a_signing_key_links_are_404_with_a_problem_of_their_own(make_app: MakeApp) -> None:

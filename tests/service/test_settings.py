@@ -109,3 +109,23 @@ def test_what_the_user_tells_glibc_stays(monkeypatch: pytest.MonkeyPatch, given:
     assert told == wanted
     monkeypatch.setenv("GLIBC_TUNABLES", told)  # a process that starts itself anew does so once
     assert process_environment(Settings())["GLIBC_TUNABLES"] == told
+
+
+@pytest.mark.parametrize(
+    ("host", "near"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("[::]", False),
+        ("", False),
+        ("10.0.0.7", False),
+        ("localhost.example", False),
+    ],
+)
+def test_the_loopback_is_told_from_what_others_reach(host: str, near: bool) -> None:
+    assert Settings(host=host).on_loopback is near
