@@ -28,8 +28,10 @@ COMPRESSED = [  # text; the numbers in NPZ and PNG are as small as they get
     "application/problem+json",
     "application/yaml",
     "image/svg+xml",
+    "text/css",
     "text/csv",
     "text/html",
+    "text/javascript",
     "text/plain",  # the metrics
 ]
 

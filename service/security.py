@@ -19,7 +19,7 @@ from service.settings import Settings
 
 # Routes that describe the service and hold no answers: a browser, a probe or a scraper opens them without a key.
 # They are told by the route, not by the path asked for, so that whatever is no route of these needs a key.
-OPEN = ("/health/", "/metrics", "/openapi.", "/problems/")
+OPEN = ("/health/", "/metrics", "/openapi.", "/docs", "/problems/")
 
 EXPIRES, SIGNATURE = "expires", "signature"
 LINK_PARAMETERS = frozenset({EXPIRES, SIGNATURE})

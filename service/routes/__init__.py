@@ -2,7 +2,18 @@
 
 from flask import Blueprint
 
-from service.routes import attention, contract, coreference, heads, health, kv_cache, links, metrics, model
+from service.routes import (
+    attention,
+    contract,
+    coreference,
+    docs,
+    heads,
+    health,
+    kv_cache,
+    links,
+    metrics,
+    model,
+)
 
 BLUEPRINTS: tuple[Blueprint, ...] = (
     attention.bp,
@@ -14,4 +25,5 @@ BLUEPRINTS: tuple[Blueprint, ...] = (
     health.bp,
     metrics.bp,
     contract.bp,
+    docs.bp,
 )

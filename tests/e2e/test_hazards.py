@@ -271,7 +271,7 @@ def test_slashes_never_redirect(stub: Server, path: str, status: int) -> None:
         assert answer_on(connection).status == status
 
 
-FILLED = {"/problems/{slug}": "/problems/too-large"}
+FILLED = {"/problems/{slug}": "/problems/too-large", "/docs/{asset}": "/docs/start.js"}
 QUERIES = {
     "/v1/attention": "?text=the+cat&layer=0&head=0",
     "/v1/heads": "?text=the+cat+sat",

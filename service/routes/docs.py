@@ -1,0 +1,81 @@
+"""GET /docs: the contract in the browser, by Swagger UI, with nothing from any other host."""
+
+from __future__ import annotations
+
+import functools
+from importlib.resources import files
+from string import Template
+
+from flask import Blueprint, Response, request
+from werkzeug.exceptions import NotFound
+
+from service.body import refuse_parameters
+from service.routes.common import QUERY, cacheable, describes
+
+bp = Blueprint("docs", __name__)
+
+OURS, SWAGGER_UI = files("service") / "static" / "docs", files("flask_swagger_ui") / "dist"
+JAVASCRIPT, CSS, PNG = "text/javascript", "text/css", "image/png"
+ASSETS = {  # what the page needs, and no other file of the folders
+    "favicon-32x32.png": (SWAGGER_UI, PNG),
+    "page.css": (OURS, CSS),
+    "start.js": (OURS, JAVASCRIPT),
+    "swagger-ui-bundle.js": (SWAGGER_UI, JAVASCRIPT),
+    "swagger-ui.css": (SWAGGER_UI, CSS),
+}
+
+# `data:` are Swagger UI's icons, `blob:` the pictures that "Execute" shows
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@bp.get("/docs")
+@describes("The contract, to read and to try", tag="operations", media_type="text/html", problems=QUERY)
+def docs() -> Response:
+    """A page that shows this document and sends requests; all of it comes from this service."""
+    refuse_parameters()
+    # Relative, since only the browser knows under which prefix it sees the page
+    here = "." if request.path.endswith("/") else "docs"
+    page = Template(_read("page.html")).substitute(here=here)
+    return _kept(Response(page, content_type="text/html; charset=utf-8"))
+
+
+@bp.get("/docs/<asset>")
+@describes(
+    "A file of that page",
+    tag="operations",
+    media_type=JAVASCRIPT,
+    other_media_types=(CSS, PNG),
+    problems=(*QUERY, NotFound),
+    parameters=(
+        {
+            "name": "asset",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "enum": [*ASSETS]},
+            "example": "start.js",
+        },
+    ),
+)
+def docs_asset(asset: str) -> Response:
+    """Script, style sheet or icon."""
+    refuse_parameters()
+    if asset not in ASSETS:
+        raise NotFound
+    folder, media_type = ASSETS[asset]
+    charset = "" if media_type == PNG else "; charset=utf-8"
+    return _kept(Response((folder / asset).read_bytes(), content_type=media_type + charset))
+
+
+def _kept(response: Response) -> Response:
+    """Kept by the browser, but asked after each time: after an update the same names hold other files."""
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+    return cacheable(response)
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (OURS / name).read_text(encoding="utf-8")
