@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from attention_core.heads import SCORES, ScoreRule
+from service.metrics import Metrics
 from service.problems import PROBLEMS
 from service.settings import Limits, Settings, variable
 
@@ -51,6 +52,18 @@ def _errors() -> list[str]:
     )
 
 
+def _metrics() -> list[str]:
+    metrics, rows = Metrics(), []
+    for family in metrics.registry.collect():
+        name = family.name + (
+            "_total" if family.type == "counter" else ""
+        )  # which a family's name goes without
+        if name in metrics.labels:  # and not of the process
+            labels = ", ".join(f"`{label}`" for label in metrics.labels[name])
+            rows.append((f"`{name}`", family.type, labels, family.documentation))
+    return _table(("metric", "type", "labels", "what"), rows)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -59,5 +72,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 TABLES: Mapping[str, Callable[[], list[str]]] = MappingProxyType(
-    {"scores": _scores, "settings": _settings, "errors": _errors}
+    {"scores": _scores, "settings": _settings, "errors": _errors, "metrics": _metrics}
 )

@@ -30,6 +30,10 @@ CONTENT_SECURITY_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
+ASKED_AFTER = (
+    "no-cache"  # kept by the browser, but asked after each time: an update gives the same names other files
+)
+
 
 @bp.get("/docs")
 @describes("The contract, to read and to try", tag="operations", media_type="text/html", problems=QUERY)
@@ -66,12 +70,15 @@ def docs_asset(asset: str) -> Response:
         raise NotFound
     folder, media_type = ASSETS[asset]
     charset = "" if media_type == PNG else "; charset=utf-8"
-    return _kept(Response((folder / asset).read_bytes(), content_type=media_type + charset))
+    return _kept(
+        Response((folder / asset).read_bytes(), content_type=media_type + charset),
+        # Chromium fetches the icon anew with every change of the address; yesterday's does no harm
+        "max-age=86400" if media_type == PNG else ASKED_AFTER,
+    )
 
 
-def _kept(response: Response) -> Response:
-    """Kept by the browser, but asked after each time: after an update the same names hold other files."""
-    response.headers["Cache-Control"] = "no-cache"
+def _kept(response: Response, cache_control: str = ASKED_AFTER) -> Response:
+    response.headers["Cache-Control"] = cache_control
     response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     return cacheable(response)
 

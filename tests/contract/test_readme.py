@@ -11,6 +11,7 @@ import yaml
 
 from attention_core.heads import SCORES
 from service.cli import main
+from service.metrics import Metrics
 from service.problems import PROBLEMS
 from service.readme import generated
 from service.settings import Settings, variable
@@ -29,14 +30,28 @@ def test_its_tables_are_those_that_the_code_generates(tmp_path: Path) -> None:
     assert stale.read_text(encoding="utf-8") == text
 
 
-def test_every_score_setting_and_error_has_its_line() -> None:
+def test_every_score_setting_error_and_metric_has_its_line() -> None:
     lines = README.read_text(encoding="utf-8").splitlines()
     wanted = [
         *(f"| `{name}` | {rule.formula[:20]}" for name, rule in SCORES.items()),
         *(f"| `{variable(name)}` | " for name in Settings.model_fields),
         *(f"| {row.status} | `{row.type}` | " for row in PROBLEMS),
+        *(f"| `{name}` | {kind} | " for name, kind in exposed()),
     ]
     assert [start for start in wanted if sum(line.startswith(start) for line in lines) != 1] == []
+
+
+def exposed() -> list[tuple[str, str]]:
+    """Name and type of each metric of ours, as /metrics tells them."""
+    text = Metrics().exposition("text/plain")[0].decode()
+    return re.findall(r"^# TYPE (attention_\w+) (\w+)$", text, re.MULTILINE)
+
+
+def test_the_table_of_metrics_names_the_labels() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    requests = next(line for line in lines if line.startswith("| `attention_http_requests_total` |"))
+    assert requests.split(" | ")[2] == "`route`, `method`, `status`"
+    assert len(exposed()) >= 17
 
 
 def test_what_stands_outside_of_the_tables_is_kept_and_a_missing_place_is_refused() -> None:

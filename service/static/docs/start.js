@@ -39,6 +39,6 @@ SwaggerUIBundle({
   deepLinking: true,
   defaultModelsExpandDepth: 0,
   displayRequestDuration: true,
-  syntaxHighlight: false, // of an answer as long as all heads' scores it takes the browser seconds
+  syntaxHighlight: false, // of an answer as long as all heads' scores it holds the browser up for seconds
   validatorUrl: null, // the badge would ask another host
 });
