@@ -30,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     contract.add_argument("--check", action="store_true", help="only compare; exit 1 when it is not current")
     contract.add_argument("--out", type=Path, default=Path("openapi.yaml"))
 
-    tables = commands.add_parser("readme", help="write the tables of README.md that the code knows")
+    tables = commands.add_parser("readme", help="write the tables of README.md and docs/ that the code knows")
     tables.add_argument("--check", action="store_true", help="only compare; exit 1 when one is not current")
-    tables.add_argument("--out", type=Path, default=Path("README.md"))
+    tables.add_argument("--root", type=Path, default=Path(), help="where README.md lies")
 
     options = parser.parse_args(arguments)
     if options.command == "openapi":
@@ -40,10 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _write(options.out, as_yaml(), "openapi", check=options.check)
     if options.command == "readme":
-        from service.readme import generated
+        from service.readme import DOCUMENTS, generated
 
-        text = generated(options.out.read_text(encoding="utf-8"))
-        return _write(options.out, text, "readme", check=options.check)
+        texts = {options.root / name: name for name in DOCUMENTS}
+        return max(
+            _write(path, generated(name, path.read_text(encoding="utf-8")), "readme", check=options.check)
+            for path, name in texts.items()
+        )
     try:
         settings = Settings()
     except ValidationError as error:

@@ -53,15 +53,20 @@ class Metrics:
             prometheus_client.PlatformCollector(registry=self.registry)
             prometheus_client.GCCollector(registry=self.registry)
 
+        self.labels: dict[str, tuple[str, ...]] = {}  # of each metric below, by its name
+
         def counter(name: str, help: str, *labels: str) -> Counter:
+            self.labels[name] = labels
             return Counter(name, help, labels, registry=self.registry)
 
         def histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            self.labels[name] = labels
             return Histogram(name, help, labels, buckets=buckets, registry=self.registry)
 
         def gauge(
             name: str, help: str, *labels: str, together: Literal["livesum", "livemax"] = "livesum"
         ) -> Gauge:
+            self.labels[name] = labels
             return Gauge(name, help, labels, multiprocess_mode=together, registry=self.registry)
 
         self._requests = counter(

@@ -33,7 +33,7 @@ TAGS = {
     "heads": "What kind of head each one is.",
     "kv-cache": "How many bytes keys and values take: arithmetic, whatever model is loaded.",
     "model": "What is loaded, its limits, and the tokens it sees.",
-    "operations": "Health, this document, and what its problems mean.",
+    "operations": "Health, this document and its page, and what its problems mean.",
 }
 
 HEADERS: dict[str, tuple[str, dict[str, Any]]] = {  # name: (description, schema)
@@ -147,6 +147,7 @@ def _operation(
         references[contract.answer, "serialization"] if contract.answer else _body_schema(contract.media_type)
     )
     content = {contract.media_type: {"schema": schema}}
+    content |= {one: {"schema": _body_schema(one)} for one in contract.other_media_types}
     for one in contract.formats:
         if one.media_type != contract.media_type:
             content[one.media_type] = {"schema": _body_schema(one.media_type)}

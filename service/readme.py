@@ -1,4 +1,4 @@
-"""The tables of README.md that say what code says too: written between `<!-- name -->` and `<!-- end of name -->`."""
+"""The tables of documents that say what code says too: written between `<!-- name -->` and `<!-- end of name -->`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from attention_core.heads import SCORES, ScoreRule
+from service.metrics import Metrics
 from service.problems import PROBLEMS
 from service.settings import Limits, Settings, variable
 
 
-def generated(readme: str) -> str:
-    """The README with every table as the code has it. Raises ValueError where a table's place is missing."""
-    for name, table in TABLES.items():
+def generated(document: str, text: str) -> str:
+    """The document's text with every table as the code has it. Raises ValueError where a table's place is missing."""
+    for name, table in DOCUMENTS[document].items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, found_start, rest = readme.partition(start)
+        before, found_start, rest = text.partition(start)
         _, found_end, after = rest.partition(end)
         if not (found_start and found_end):
-            raise ValueError(f"README has no place for the table {name}: {start} … {end}")
-        readme = "\n".join([before + start, *table(), end + after])
-    return readme
+            raise ValueError(f"{document} has no place for the table {name}: {start} … {end}")
+        text = "\n".join([before + start, *table(), end + after])
+    return text
 
 
 def _scores() -> list[str]:
@@ -51,6 +52,18 @@ def _errors() -> list[str]:
     )
 
 
+def _metrics() -> list[str]:
+    metrics, rows = Metrics(), []
+    for family in metrics.registry.collect():
+        name = family.name + (
+            "_total" if family.type == "counter" else ""
+        )  # which a family's name goes without
+        if name in metrics.labels:  # and not of the process
+            labels = ", ".join(f"`{label}`" for label in metrics.labels[name])
+            rows.append((f"`{name}`", family.type, labels, family.documentation))
+    return _table(("metric", "type", "labels", "what"), rows)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -58,6 +71,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [line(head), "|" + "---|" * len(head), *(line(row) for row in rows)]
 
 
-TABLES: Mapping[str, Callable[[], list[str]]] = MappingProxyType(
-    {"scores": _scores, "settings": _settings, "errors": _errors}
+DOCUMENTS: Mapping[str, Mapping[str, Callable[[], list[str]]]] = MappingProxyType(
+    {
+        "README.md": {"settings": _settings, "errors": _errors, "metrics": _metrics},
+        "docs/heads.md": {"scores": _scores},
+    }
 )

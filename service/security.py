@@ -19,7 +19,7 @@ from service.settings import Settings
 
 # Routes that describe or show the service and hold no answers: a browser, a probe or a scraper needs no key.
 # They are told by the route, not by the path asked for, so that whatever is no route of these needs a key.
-OPEN = ("/health/", "/metrics", "/openapi.", "/problems/", "/static/")
+OPEN = ("/health/", "/metrics", "/openapi.", "/docs", "/problems/", "/static/")
 
 EXPIRES, SIGNATURE = "expires", "signature"
 LINK_PARAMETERS = frozenset({EXPIRES, SIGNATURE})
@@ -48,6 +48,11 @@ PREFLIGHT_SECONDS = 7200  # Chromium keeps one no longer
 # Of every answer that brings none of its own: should a browser ever show it as a page, the page can do nothing
 REFERRER = "no-referrer"  # the address may hold a text, or be a signed link
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Of a page that takes everything from here. Nobody frames it: it may hold a key. `data:` and `blob:` are pictures
+OWN_FILES = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def needs_key(rule: str) -> bool:

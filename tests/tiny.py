@@ -25,18 +25,17 @@ LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 3, 10, 5, 14  # odd sizes, grouped-query: s
 def tiny_backbone(seed: int = 7, *, vocabulary: int = 307, **options: object) -> Qwen2Model:
     """Random weights, large enough that the maps are far from uniform."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=HEADS * HEAD_SIZE,
-        intermediate_size=166,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        **options,
-    )
-    return Qwen2Model(config).eval()
+    sizes: dict[str, object] = {
+        "vocab_size": vocabulary,
+        "hidden_size": HEADS * HEAD_SIZE,
+        "intermediate_size": 166,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.1,
+    }
+    return Qwen2Model(Qwen2Config(**{**sizes, **options})).eval()
 
 
 def tiny_output_matrix(seed: int = 11, *, vocabulary: int = 307) -> torch.Tensor:

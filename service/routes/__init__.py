@@ -6,6 +6,7 @@ from service.routes import (
     attention,
     contract,
     coreference,
+    docs,
     heads,
     health,
     kv_cache,
@@ -26,4 +27,5 @@ BLUEPRINTS: tuple[Blueprint, ...] = (
     metrics.bp,
     contract.bp,
     page.bp,
+    docs.bp,
 )

@@ -37,6 +37,7 @@ class Contract:
     bare: type[BaseModel] | None
     answer: type[BaseModel] | None
     media_type: str
+    other_media_types: tuple[str, ...]
     problems: tuple[type[Exception], ...]
     cacheable: bool
     formats: tuple[Format, ...]
@@ -66,6 +67,7 @@ def describes(
     bare: type[BaseModel] | None = None,
     answer: type[BaseModel] | None = None,
     media_type: str = json.MEDIA_TYPE,
+    other_media_types: Sequence[str] = (),
     problems: Sequence[type[Exception]] = (),
     cacheable: bool = True,
     formats: Sequence[Format] = (),
@@ -83,6 +85,7 @@ def describes(
             bare,
             answer,
             media_type,
+            tuple(other_media_types),
             every,
             cacheable,
             tuple(formats),

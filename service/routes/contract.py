@@ -41,7 +41,13 @@ def openapi_json() -> Response:
     media_type="text/html",
     problems=(*QUERY, NotFound),
     parameters=(
-        {"name": "slug", "in": "path", "required": True, "schema": {"type": "string", "enum": [*BY_SLUG]}},
+        {
+            "name": "slug",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "enum": [*BY_SLUG]},
+            "example": "overloaded",
+        },
     ),
 )
 def problem_page(slug: str) -> Response:

@@ -10,15 +10,11 @@ from werkzeug.exceptions import NotFound
 
 from service.body import refuse_parameters
 from service.routes.common import QUERY, cacheable, describes
+from service.security import OWN_FILES
 
 bp = Blueprint("page", __name__)
 
 HTML = "text/html; charset=utf-8"
-# The page takes everything from here, and nobody frames it: it may hold a key. What is meant for frames is /embed
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 FILES = {one.name: one.read_bytes() for one in files("service.static").iterdir() if one.is_file()}
 ASSETS = {name: content for name, content in FILES.items() if not name.endswith(".html")}
@@ -30,7 +26,7 @@ def page() -> Response:
     """Type a sentence and look where every head looks. What is on show stands in the address's fragment."""
     refuse_parameters()
     response = Response(FILES["index.html"], content_type=HTML)
-    response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+    response.headers["Content-Security-Policy"] = OWN_FILES
     return _revalidated(response)
 
 
@@ -39,18 +35,20 @@ def page() -> Response:
     "A file of the page",
     tag="operations",
     media_type="text/javascript",
+    other_media_types=("text/css", "image/svg+xml"),
     problems=(*QUERY, NotFound),
     parameters=(
         {
             "name": "name",
             "in": "path",
             "required": True,
-            "schema": {"type": "string", "enum": sorted(name for name in ASSETS if name.endswith(".js"))},
+            "schema": {"type": "string", "enum": sorted(ASSETS)},
+            "example": "app.js",
         },
     ),
 )
 def asset(name: str) -> Response:
-    """The page's modules; its style and its icon have types of their own."""
+    """A module, a style sheet, or the icon."""
     refuse_parameters()
     if name not in ASSETS:
         raise NotFound

@@ -91,7 +91,13 @@ class Question(Generic[R]):
             parameters=(*self._asked, *self._written),
         )
         self._add(blueprint, path, "get", f"get_{self.name}", one_text, self.get)
-        ending = {"name": "name", "in": "path", "required": True, "schema": {"enum": self._names}}
+        ending = {
+            "name": "name",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "enum": self._names},
+            "example": self._names[0],
+        }
         as_ending = describes(
             "The same, the format as the ending of the path",
             tag=self.tag,
@@ -181,8 +187,14 @@ class Question(Generic[R]):
 
     @cached_property
     def _asked(self) -> list[dict[str, Any]]:
-        """What a URL can say of the request, as OpenAPI parameters."""
-        return self._members("As in the body of the POST.")
+        """What a URL can say of the request, as OpenAPI parameters; their examples are the first of the request's."""
+        example = self.request.model_json_schema()["examples"][0]
+        return [
+            one | {"example": _in_url(self.query[one["name"]], example[one["name"]])}
+            if one["name"] in example
+            else one
+            for one in self._members("As in the body of the POST.")
+        ]
 
     @cached_property
     def _asked_beside(self) -> list[dict[str, Any]]:
@@ -233,6 +245,13 @@ def _member(schema: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
             owner = schema["$defs"][owner["$ref"].rpartition("/")[2]]
         found = owner["properties"][name]
     return found
+
+
+def _in_url(kind: Kind, value: Any) -> Any:
+    """A member's value as a URL writes it."""
+    if kind == "span":
+        return value["text"]
+    return [_in_url("span", one) for one in value] if kind == "spans" else value
 
 
 def _forms(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

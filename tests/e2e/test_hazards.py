@@ -291,7 +291,11 @@ def test_a_wish_for_another_protocol_is_passed_over_and_the_connection_goes_on(s
             assert "Upgrade" not in answer.headers
 
 
-FILLED = {"/problems/{slug}": "/problems/too-large"}
+FILLED = {
+    "/problems/{slug}": "/problems/too-large",
+    "/docs/{asset}": "/docs/start.js",
+    "/static/{name}": "/static/app.js",
+}
 QUERIES = {
     "/v1/attention": "?text=the+cat&layer=0&head=0",
     "/v1/heads": "?text=the+cat+sat",

@@ -431,6 +431,8 @@ PLAIN = (
     "/v1/kv-cache/models/llama-2-7b",
     "/openapi.yaml",
     "/openapi.json",
+    "/docs",
+    "/docs/start.js",
 )
 PLAIN += ("/problems/not-ready",)
 
