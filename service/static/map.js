@@ -5,6 +5,7 @@ import {element, fill, format} from "./common.js";
 const MOST_FAINT = 300;  // arcs drawn while nothing is pointed at
 const LEAST_SHOWN = 0.01;  // part of the scale below which an arc could not be seen
 const MOST_LISTED = 6;
+const MOST_SPREAD = 1.4;  // of a line of tokens, times the width that it needs
 const LINE_HEIGHT = {least: 56, most: 190};  // of the arcs above a line of tokens
 const HEAT_MAP_WIDTH = {least: 260, most: 460}, GAP = 24, TWO_PARTS_WIDTH = 620;
 const DIRECTIONS = {from: "where it attends to", to: "what attends to it"};
@@ -13,11 +14,11 @@ const VIEWS = {both: "arcs and heat map", arcs: "arcs", map: "heat map"};
 export class MapView {
   // Fills `root`. `onPoint(token)` is called when the user points at a token or keeps it, with null when they let go
   constructor(root, {onPoint = () => {}, view = "both"} = {}) {
-    Object.assign(this, {root, onPoint, map: null, shown: null, kept: null, width: 0});
+    Object.assign(this, {root, onPoint, map: null, shown: null, kept: null, width: 0, states: {}, marks: []});
     this.direction = choice(DIRECTIONS, () => this.again());
     this.view = choice(VIEWS, () => this.layOut());
     this.view.value = view;
-    this.noSink = element("input", {type: "checkbox", onchange: () => this.present(this.shown)});
+    this.noSink = element("input", {type: "checkbox", onchange: () => { if (this.map) this.present(this.shown); }});
     this.lines = svg("svg", {"aria-hidden": "true"});
     this.tokens = element("div", {className: "tokens", role: "group", ariaLabel: "Tokens: arrow keys move, Enter keeps, Escape lets go"});
     this.others = element("div", {className: "others", ariaHidden: "true"});
@@ -28,15 +29,15 @@ export class MapView {
       className: "heat-map", role: "application", tabIndex: 0,
       ariaLabel: "Heat map, queries down and keys across: arrow keys move, Enter keeps, Escape lets go",
     }, this.canvas, this.cursor);
-    this.parts = element("div", {className: "parts"}, this.arcs, this.heat);
     this.readout = element("div", {className: "readout", ariaLive: "polite"});
+    const hint = element("p", {className: "hint", textContent: "Point at a token, an arc or a cell; click or Enter keeps it, Escape lets go."});
+    this.parts = element("div", {className: "parts"}, element("div", {className: "reading"}, this.arcs, this.readout, hint), this.heat);
     this.sinkChoice = element("label", {}, this.noSink, "Hide arcs to the first token");
     root.classList.add("map-view");
     root.replaceChildren(
       element("div", {className: "controls"},
-        element("label", {}, "Show ", this.direction), element("label", {}, "as ", this.view), this.sinkChoice),
-      this.parts, this.readout,
-      element("p", {className: "hint", textContent: "Point at a token, an arc or a cell; click or Enter keeps it, Escape lets go."}),
+        element("label", {}, "Show ", this.direction), element("label", {className: "view-choice"}, "as ", this.view), this.sinkChoice),
+      this.parts,
     );
     this.listen();
     new ResizeObserver(() => { if (root.clientWidth !== this.width) this.layOut(); }).observe(root);
@@ -59,13 +60,20 @@ export class MapView {
       this.others.replaceChildren(...map.axis.map((one, index) =>
         element("span", {textContent: one.label, className: this.between(index)})));
     }
-    this.paint();
+    this.turn();
     this.layOut();
+    this.paint();
   }
 
   // As if the user pointed at the token, or at none; `onPoint` does not hear of it
   point(token) {
     if (this.map) this.present(token === null ? this.kept : {token});
+  }
+
+  turn() {
+    const from = this.direction.value === "from", rows = new Set(this.map.rows);
+    this.arcs.dataset.direction = this.direction.value;
+    [...this.tokens.children].forEach((button, index) => { button.ariaDisabled = String(from && !rows.has(index)); });
   }
 
   between(index) {
@@ -99,14 +107,17 @@ export class MapView {
     const {arcs, parts, heat} = this, view = this.view.value;
     arcs.hidden = view === "map";
     heat.hidden = view === "arcs";
+    parts.dataset.view = view;
     this.sinkChoice.hidden = arcs.hidden;
     arcs.dataset.form = "line";
+    this.tokens.style.width = "";
     const needed = this.tokens.offsetWidth, line = needed <= room;
-    const least = line ? needed + GAP + HEAT_MAP_WIDTH.least : TWO_PARTS_WIDTH;
-    const beside = view === "both" && room >= least;
+    const least = line && view === "both" ? needed + GAP + HEAT_MAP_WIDTH.least : TWO_PARTS_WIDTH;
+    const beside = view !== "arcs" && room >= least;
     if (!line) arcs.dataset.form = "columns";
     parts.classList.toggle("beside", beside);
-    heat.style.maxWidth = `${beside && line ? Math.min(HEAT_MAP_WIDTH.most, room - needed - GAP) : HEAT_MAP_WIDTH.most}px`;
+    heat.style.maxWidth = `${beside && line && view === "both" ? Math.min(HEAT_MAP_WIDTH.most, room - needed - GAP) : HEAT_MAP_WIDTH.most}px`;
+    if (line) this.tokens.style.width = `${Math.min(this.arcs.parentNode.clientWidth, MOST_SPREAD * needed)}px`;
     if (!arcs.hidden) this.measure(line);
     this.present(this.shown);
   }
@@ -125,6 +136,7 @@ export class MapView {
       const middles = buttons.map(one => one.offsetTop + one.offsetHeight / 2), width = lines.clientWidth;
       this.curve = (query, key) => `M0 ${middles[query]}C${width / 2} ${middles[query]} ${width / 2} ${middles[key]} ${width} ${middles[key]}`;
     }
+    for (const node of this.marks) mark(node, "", "");
     this.marks = [...(line ? this.tokens : this.others).children];
   }
 
@@ -160,34 +172,33 @@ export class MapView {
   present(what) {
     this.shown = what;
     const weights = what && this.weightsOf(what.token);
-    const from = this.direction.value === "from";
-    this.arcs.dataset.direction = this.direction.value;
-    [...this.tokens.children].forEach((button, index) => {
-      button.classList.toggle("current", index === what?.token);
-      button.ariaPressed = String(index === this.kept?.token);
-      button.ariaDisabled = String(from && !this.map.rows.includes(index));
-    });
+    this.state("current", what?.token, this.tokens, (button, is) => button.classList.toggle("current", is));
+    this.state("pressed", this.kept?.token, this.tokens, (button, is) => { button.ariaPressed = String(is); });
     if (!this.arcs.hidden) {
-      this.mark(weights, what?.other);
+      this.markAll(weights, what?.other);
       this.drawArcs(what, weights);
     }
     if (!this.heat.hidden) this.placeCursor(what);
     this.readout.replaceChildren(...what ? this.told(what, weights) : this.overview());
   }
 
+  // One of the nodes is in a state; the rest are left alone, since there may be hundreds
+  state(name, index, {children}, set) {
+    const before = this.states[name];
+    if (before && before !== children[index]) set(before, false);
+    this.states[name] = children[index];
+    if (children[index]) set(children[index], true);
+  }
+
   // Each token in the strength of its weight, with the weight
-  mark(weights, other) {
-    const digits = this.map.scores ? 1 : 2;
-    for (const list of [this.tokens, this.others]) {
-      for (const [index, node] of [...list.children].entries()) {
-        const weight = node === this.marks[index] ? weights?.[index] ?? null : null;
-        node.style.backgroundColor = weight === null ? "" : `rgb(var(--heat) / ${0.55 * this.scale(weight)})`;
-        const seen = weight !== null && Math.abs(weight) >= 0.5 * 10 ** -digits;
-        if (seen) node.dataset.weight = weight.toFixed(digits);
-        else delete node.dataset.weight;
-        node.classList.toggle("other", weight !== null && index === other);
-      }
-    }
+  markAll(weights, other) {
+    const digits = this.map.scores ? 1 : 2, least = 0.5 * 10 ** -digits;
+    this.marks.forEach((node, index) => {
+      const weight = weights?.[index] ?? null;
+      if (weight === null) mark(node, "", "");
+      else mark(node, this.scale(weight).toFixed(2), Math.abs(weight) >= least ? weight.toFixed(digits) : "");
+    });
+    this.state("other", weights?.[other] === null ? undefined : other, {children: this.marks}, (node, is) => node.classList.toggle("other", is));
   }
 
   drawArcs(what, weights) {
@@ -255,7 +266,9 @@ export class MapView {
 
   overview() {
     const cells = this.strongest().slice(0, MOST_LISTED);
-    return ["Strongest of all rows", this.list(cells, cell => [this.name(cell.query), " → ", this.name(cell.key)])];
+    const pairs = this.list(cells, cell => [this.name(cell.query), " → ", this.name(cell.key)]);
+    pairs.className = "pairs";
+    return ["Strongest of all rows", pairs];
   }
 
   name(index) {
@@ -323,6 +336,8 @@ export class MapView {
 
   // In the other direction
   again() {
+    if (!this.map) return;
+    this.turn();
     const token = (this.kept ?? this.shown)?.token;
     if (this.kept) this.kept = {token};
     this.present(token === undefined ? null : {token});
@@ -399,6 +414,12 @@ function svg(tag, attributes = {}) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
+}
+
+// Only what changes: there may be hundreds of nodes
+function mark(node, part, weight) {
+  if (node.style.getPropertyValue("--part") !== part) node.style.setProperty("--part", part);
+  if ((node.dataset.weight ?? "") !== weight) node.dataset.weight = weight;
 }
 
 function size(node, width, height) {
