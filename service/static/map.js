@@ -56,7 +56,7 @@ export class MapView {
     if (!same) {
       this.shown = this.kept = null;
       this.tokens.replaceChildren(...map.axis.map((one, index) =>
-        element("button", {type: "button", textContent: one.label, tabIndex: index ? -1 : 0, className: this.between(index)})));
+        element("button", {type: "button", textContent: one.label, tabIndex: index ? -1 : 0, ariaPressed: "false", className: this.between(index)})));
       this.others.replaceChildren(...map.axis.map((one, index) =>
         element("span", {textContent: one.label, className: this.between(index)})));
     }
