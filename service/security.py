@@ -155,7 +155,8 @@ def register(app: Flask) -> None:
             embedded = mimetype.startswith("image/") or (mimetype == "text/html" and framed_elsewhere)
             headers["Cross-Origin-Resource-Policy"] = "cross-origin" if embedded else "same-origin"
             policy = headers.setdefault("Content-Security-Policy", NOTHING)
-            if mimetype == "text/html" and "frame-ancestors" not in policy:
+            # Where all may frame it nothing is said: `*` would leave out pages from disk
+            if mimetype == "text/html" and "*" not in ancestors and "frame-ancestors" not in policy:
                 headers["Content-Security-Policy"] = f"{policy}; frame-ancestors {' '.join(ancestors)}"
         if keys.digests and (request.url_rule is None or needs_key(request.url_rule.rule)):
             headers.setdefault("Cache-Control", "private")  # no shared cache gives it to who has no key

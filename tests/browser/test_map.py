@@ -180,7 +180,11 @@ def test_all_of_it_is_reached_by_keyboard(open_page: OpenPage, weights: list[lis
 
 def test_arcs_or_the_heat_map_can_be_chosen(open_page: OpenPage) -> None:
     page = open_page(html())
-    choice, heat, tokens = page.locator(".view-choice select"), page.locator(".heat-map"), page.locator(".tokens")
+    choice, heat, tokens = (
+        page.locator(".view-choice select"),
+        page.locator(".heat-map"),
+        page.locator(".tokens"),
+    )
     for view, shown in (("arcs", [True, False]), ("heat map", [False, True])):
         choice.select_option(view)
         assert [tokens.is_visible(), heat.is_visible()] == shown
