@@ -45,8 +45,8 @@ ALLOWED = "Content-Type, Authorization, X-API-Key, X-Request-ID, If-None-Match"
 ALL_METHODS = "GET, HEAD, OPTIONS, POST"
 PREFLIGHT_SECONDS = 7200  # Chromium keeps one no longer
 
-# Of every answer that brings none of its own: should a browser ever show it as a page, the page can do nothing
 REFERRER = "no-referrer"  # the address may hold a text, or be a signed link
+# Of every answer that brings none of its own: should a browser ever show it as a page, the page can do nothing
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Of a page that takes everything from here. Nobody frames it: it may hold a key. `data:` and `blob:` are pictures
 OWN_FILES = (
@@ -117,10 +117,10 @@ class Links:
         return hmac.new(key, target.encode("latin-1"), hashlib.sha256).hexdigest()
 
 
-def policies(media_type: str) -> dict[str, str]:
-    """What an answer tells browsers, whichever page asked."""
+def policies(media_type: str, *, framed: bool = False) -> dict[str, str]:
+    """What an answer tells browsers, whichever page asked; `framed`: pages of other origins may hold HTML in a frame."""
     # Pictures and pages are there to be embedded; the rest is read by scripts, for which CORS speaks
-    embedded = media_type.startswith(("image/", "text/html"))
+    embedded = media_type.startswith("image/") or (media_type == "text/html" and framed)
     return {
         "Referrer-Policy": REFERRER,
         "Content-Security-Policy": NOTHING,
@@ -161,6 +161,8 @@ def register(app: Flask) -> None:
     keys = Keys.of(settings.api_keys)
     links = Links(settings.signing_key) if settings.signing_key else None
     origins = frozenset(settings.cors_origins)
+    ancestors = settings.frame_ancestors
+    framed_elsewhere = not {*ancestors} <= {"'self'", "'none'"}
 
     @app.before_request
     def admit() -> Response | None:
@@ -181,8 +183,13 @@ def register(app: Flask) -> None:
     def tell_browsers(response: Response) -> Response:
         headers = response.headers
         if response.status_code != 304:  # whose headers would replace those of the answer that the client has
-            for name, value in policies(response.mimetype or "").items():
+            mimetype = response.mimetype or ""
+            for name, value in policies(mimetype, framed=framed_elsewhere).items():
                 headers.setdefault(name, value)
+            # Where all may frame it nothing is said: `*` would leave out pages from disk
+            policy = headers["Content-Security-Policy"]
+            if mimetype == "text/html" and "*" not in ancestors and "frame-ancestors" not in policy:
+                headers["Content-Security-Policy"] = f"{policy}; frame-ancestors {' '.join(ancestors)}"
         headers["Referrer-Policy"] = REFERRER
         if keys.digests and (request.url_rule is None or needs_key(request.url_rule.rule)):
             headers.setdefault("Cache-Control", "private")  # no shared cache gives it to who has no key

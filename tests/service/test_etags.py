@@ -14,6 +14,7 @@ EXAMPLES = {  # of each route, one that is answered 200
     "/": "/",
     "/docs": "/docs",
     "/docs/<asset>": "/docs/start.js",
+    "/embed/attention": "/embed/attention?text=the cat",
     "/openapi.json": "/openapi.json",
     "/openapi.yaml": "/openapi.yaml",
     "/problems/<slug>": "/problems/overloaded",
