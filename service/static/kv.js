@@ -22,8 +22,8 @@ const DTYPES = [
   "nvfp4", "int8_per_token_head", "fp8_per_token_head", "fp8_ds_mla",
 ];
 const ENGINES = {
-  "ideal": "ideal: what must be kept", "vllm": "vLLM reserves", "llama.cpp": "llama.cpp reserves", "hf": "transformers keeps",
-  "no-swa": "as if no layer had a window",
+  "ideal": "ideal", "vllm": "vLLM reserves", "llama.cpp": "llama.cpp reserves", "hf": "transformers keeps",
+  "no-swa": "without windows",
 };
 
 // In the address: {its name there, its member of the request, what is read from the text or null where it is none}
@@ -34,7 +34,7 @@ const SETTINGS = {
   tokens: {label: "Tokens", member: "tokens", first: "4096", read: integer, wrong: WHOLE},
   sequences: {label: "Sequences", member: "batch", first: "1", read: integer, wrong: WHOLE},
   dtype: {label: "Type of keys and values", member: "dtype", first: "auto", read: oneOf(DTYPES), wrong: `One of ${DTYPES.join(", ")}.`,
-    options: DTYPES.map(name => [name, name === "auto" ? "auto: each model's own" : name])},
+    options: DTYPES.map(name => [name, name === "auto" ? "auto: as the model" : name])},
   engine: {label: "Engine", member: "engine", first: "ideal", read: oneOf(Object.keys(ENGINES)), wrong: `One of ${Object.keys(ENGINES).join(", ")}.`,
     options: Object.entries(ENGINES)},
   budget: {label: "Memory budget", member: "memory_budget_bytes", first: "", read: parseBytes, placeholder: "24 GiB, 24 GB",
@@ -200,22 +200,23 @@ class Tab {
     for (const input of this.scale.querySelectorAll("input")) input.checked = (input.value === "log") === log;
     if (!this.answered) return;
     const {entries, values, stops} = this.answered, drawn = entries.filter(({answer}) => answer);
-    this.plot.parentElement.parentElement.hidden = !drawn.length;
-    if (!drawn.length) return;
+    this.plot.hidden = !drawn.length;
     const lines = drawn.map(({name, index, answer, points, preset}) => ({
       name: short(name), index, points, most: preset?.max_tokens ?? null, fits: answer.max_tokens?.per_sequence ?? null,
     }));
-    this.lines = lines;
+    this.lines = new Map(lines.map(line => [line.index, line]));
     const focused = [...this.legend.querySelectorAll("button")].indexOf(document.activeElement);
-    this.legend.replaceChildren(...drawn.map(entry => this.legendItem(entry)));
+    this.legend.replaceChildren(...entries.map(entry => this.legendItem(entry)));
     this.legend.querySelectorAll("button")[focused]?.focus();
     if (!drawn.some(({index}) => index === this.kept)) this.kept = null;
     this.chart.strong = this.kept;
-    this.chart.show({lines, stops, budget: values.budget, log, asked: values.tokens});
+    if (lines.length) this.chart.show({lines, stops, budget: values.budget, log, asked: values.tokens});
     this.readOff(null);
   }
 
   legendItem({name, index, source}) {
+    const size = element("span", {className: "size", textContent: "–"});
+    size.dataset.index = index;
     const strengthen = one => this.chart.strengthen(one ?? this.kept);
     const button = element("button", {
       type: "button", className: "line-name", ariaPressed: String(this.kept === index), title: visible(name),
@@ -225,7 +226,7 @@ class Tab {
         strengthen(index);
       },
       onfocus: () => strengthen(index), onblur: () => strengthen(null), onpointerenter: () => strengthen(index), onpointerleave: () => strengthen(null),
-    }, swatch(index), element("bdi", {textContent: visible(short(name))}), element("span", {className: "size"}));
+    }, swatch(index), element("bdi", {textContent: visible(short(name))}), size);
     const remove = element("button", {type: "button", className: "remove", ariaLabel: `Remove ${visible(name)}`, textContent: "×", onclick: () => this.remove(source)});
     return element("li", {}, button, remove);
   }
@@ -244,11 +245,12 @@ class Tab {
   readOff(tokens) {
     const {values} = this.answered, here = tokens ?? values.tokens;
     this.read.textContent = `At ${grouped(here)} tokens${values.sequences > 1 ? ` × ${grouped(values.sequences)} sequences` : ""}:`;
-    this.legend.querySelectorAll(".size").forEach((node, place) => {
-      const size = this.lines[place].points.get(here);
+    for (const node of this.legend.querySelectorAll(".size")) {
+      const size = this.lines.get(Number(node.dataset.index))?.points.get(here);
+      if (size === undefined) continue;
       node.replaceChildren(element("b", {textContent: binary(size)}), ` ${decimal(size)}`);
       node.title = exact(size);
-    });
+    }
   }
 
   write() {
@@ -263,7 +265,7 @@ class Tab {
     });
     this.numbers.replaceChildren(comparison(entries, values),
       ...told.length ? [element("ul", {className: "warnings told", ariaLabel: "Warnings"}, ...told)] : [],
-      this.exports(), ...models);
+      ...fine.length ? [this.exports()] : [], ...models);
   }
 
   // --- to take along ---
@@ -287,7 +289,7 @@ class Tab {
   // One request for all: the first is asked about, the others compared with it
   exported() {
     const {entries, values} = this.answered;
-    const [main, ...others] = [...entries].sort((one, other) => Boolean(other.source.config) - Boolean(one.source.config));
+    const [main, ...others] = entries.filter(({answer}) => answer).sort((one, other) => Boolean(other.source.config) - Boolean(one.source.config));
     return {...main.source, ...this.members(values), ...others.length ? {compare_models: others.map(({source}) => source.model)} : {}};
   }
 }

@@ -157,14 +157,15 @@ export class Chart {
     const height = y.at(budget);
     this.svg.append(svg("line", {class: "budget", x1: x.start, x2: x.end, y1: height, y2: height}));
     this.svg.append(svg("text", {class: "strong", x: x.start + 6, y: height - 6}, `budget ${binary(budget)}`));
-    let free = x.start + 6 + 7.2 * `budget ${binary(budget)}`.length;
+    const free = {"-8": x.start + 6 + 7.2 * `budget ${binary(budget)}`.length, "17": x.start};  // from where, above and below
     for (const {fits, index} of lines.filter(line => line.fits && x.holds(line.fits)).sort((one, other) => one.fits - other.fits)) {
       const place = x.at(fits), group = svg("g", {"data-index": index}), label = grouped(fits);
       group.append(svg("line", {class: "drop", x1: place, x2: place, y1: height, y2: y.start, stroke: colorOf(index)}));
       group.append(svg("circle", {class: "crossing", cx: place, cy: height, r: 5, fill: colorOf(index)}));
-      if (place - 3.5 * label.length > free && place + 3.5 * label.length < x.end) {
-        group.append(svg("text", {x: place, y: height - 8, "text-anchor": "middle"}, label));
-        free = place + 3.5 * label.length + 6;
+      const half = 3.5 * label.length, shift = Object.keys(free).find(side => place - half > free[side] && place + half < x.end);
+      if (shift !== undefined) {
+        group.append(svg("text", {x: place, y: height + Number(shift), "text-anchor": "middle"}, label));
+        free[shift] = place + half + 6;
       }
       this.svg.append(group);
     }

@@ -21,7 +21,7 @@ const ARRANGEMENTS = {
 
 const cell = (content, properties = {}) => element("td", properties, ...[content].flat());
 const number = content => cell(content, {className: "number"});
-const bytes = size => [element("b", {textContent: binary(size)}), ` ${decimal(size)}`, element("span", {className: "exact", textContent: exact(size)})];
+const bytes = size => [element("b", {textContent: binary(size)}), ...[decimal, exact].map(form => element("span", {className: "exact", textContent: form(size)}))];
 const table = (caption, names, rows, of = "") => element("div", {className: "wide", tabIndex: 0, role: "region", ariaLabel: `${caption}${of && `: ${of}`}`},
   element("table", {}, element("caption", {textContent: caption}),
     element("thead", {}, element("tr", {}, ...names.map(textContent => element("th", {scope: "col", textContent})))),
@@ -29,35 +29,31 @@ const table = (caption, names, rows, of = "") => element("div", {className: "wid
 
 const count = tokens => tokens === null ? "any number" : grouped(tokens);
 
-// A row a model: `entries` as kv.js makes them, {name, index, answer or problem}
+// A row a model: `entries` as kv.js makes them, {name, index, answer or problem}. Columns that say nothing are left out
 export function comparison(entries, {tokens, sequences, budget}) {
-  const names = ["Model", "Keys and values", "Every token", "Once windows are full", "However long",
-    `${grouped(tokens)} tokens${sequences > 1 ? ` × ${grouped(sequences)} sequences` : ""}`];
-  if (budget) names.push("Longest that fits", "Sequences that fit");
-  return table(budget ? `Sizes, and what fits into ${binary(budget)}` : "Sizes", names,
-    entries.map(entry => element("tr", {}, element("th", {scope: "row"}, swatch(entry.index), element("bdi", {textContent: visible(entry.name)})),
-      ...entry.answer ? cells(entry.answer, budget) : [cell(visible(entry.problem.message), {colSpan: names.length - 1, className: "field-problem"})])));
+  const some = has => entries.some(({answer}) => answer && has(answer));
+  const columns = [
+    ["Keys and values", answer => cell([arrangement(answer), element("span", {className: "exact", textContent: types(answer)})])],
+    ["Every token", answer => number(bytes(answer.bytes_per_token))],
+    ...some(slides) ? [["Once windows are full", answer => number(slides(answer) ? bytes(answer.bytes_per_token_beyond_window) : "the same")]] : [],
+    ...some(keepsState) ? [["However long", answer => number(keepsState(answer) ? bytes(answer.fixed_bytes_per_sequence) : "–")]] : [],
+    [`${grouped(tokens)} tokens${sequences > 1 ? ` × ${grouped(sequences)} sequences` : ""}`, answer => number(bytes(answer.sizes[0].batch_bytes))],
+    ...budget ? [["Longest that fits", longest], ["Sequences that fit", answer => number(element("b", {textContent: count(answer.capacity.max_sequences[0])}))]] : [],
+  ];
+  const rows = entries.map(({name, index, answer, problem}) => element("tr", {},
+    element("th", {scope: "row"}, swatch(index), element("bdi", {textContent: visible(name)})),
+    ...answer ? columns.map(([, write]) => write(answer)) : [cell(visible(problem.message), {colSpan: columns.length, className: "field-problem"})]));
+  return table(budget ? `Sizes, and what fits into ${binary(budget)}` : "Sizes", ["Model", ...columns.map(([name]) => name)], rows);
 }
 
-function cells(answer, budget) {
-  const {sizes: [asked], bytes_per_token: rate, bytes_per_token_beyond_window: beyond, fixed_bytes_per_sequence: fixed} = answer;
-  const types = answer.k_dtype === answer.v_dtype ? answer.k_dtype : `${answer.k_dtype}, ${answer.v_dtype}`;
-  const attention = answer.attention === "none" ? "state only" : answer.attention.toUpperCase();
-  return [
-    cell([attention, element("span", {className: "exact", textContent: types})]),
-    number(bytes(rate)), number(beyond === rate ? "the same" : bytes(beyond)), number(fixed ? bytes(fixed) : "–"),
-    number([element("b", {textContent: asked.human}), ` ${decimal(asked.batch_bytes)}`, element("span", {className: "exact", textContent: exact(asked.batch_bytes)})]),
-    ...budget ? fitting(answer) : [],
-  ];
-}
+const slides = answer => answer.bytes_per_token_beyond_window !== answer.bytes_per_token;
+const keepsState = answer => answer.fixed_bytes_per_sequence > 0;
+const arrangement = ({attention}) => attention === "none" ? "state only" : attention.toUpperCase();
+const types = ({k_dtype: k, v_dtype: v}) => k === v ? k : `${k}, ${v}`;
 
-function fitting({max_tokens: most, capacity}) {
-  const limited = most.limited_by_model, past = limited !== null && limited !== most.per_sequence;
-  const [sequences] = capacity.max_sequences;
-  return [
-    number([element("b", {textContent: count(most.per_sequence)}), " tokens", ...past ? [element("span", {className: "exact", textContent: `its maximum is ${grouped(limited)}`})] : []]),
-    number(element("b", {textContent: count(sequences)})),
-  ];
+function longest({max_tokens: {per_sequence: most, limited_by_model: limited}}) {
+  const past = limited !== null && limited !== most;
+  return number([element("b", {textContent: count(most)}), ...past ? [element("span", {className: "exact", textContent: `maximum ${grouped(limited)}`})] : []]);
 }
 
 // All there is of one model, under its name

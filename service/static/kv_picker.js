@@ -4,6 +4,7 @@ import {element, visible} from "./common.js";
 import {binary, grouped} from "./bytes.js";
 
 export const MOST = 8;  // lines whose colours can be told apart, and models that one export holds
+const DEEPEST = 100;  // objects in objects; no config is, and reading those of many thousands ends the stack
 
 // `onPick(ids)` and `onConfig(config or null)` tell what the user changed
 export class Picker {
@@ -121,9 +122,12 @@ function read(text) {
   try {
     const config = JSON.parse(text);
     if (config === null || typeof config !== "object" || Array.isArray(config)) return [null, "A config.json is a JSON object: {…}."];
-    JSON.stringify(config);
-    return [config, null];
+    return depth(config) > DEEPEST ? [null, "This is nested too deeply."] : [config, null];
   } catch (error) {
     return [null, error instanceof SyntaxError ? `This is not JSON: ${visible(error.message)}.` : "This is nested too deeply."];
   }
 }
+
+const depth = value => value !== null && typeof value === "object"
+  ? 1 + Object.values(value).reduce((deepest, one) => Math.max(deepest, depth(one)), 0)
+  : 0;
