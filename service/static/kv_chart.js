@@ -128,8 +128,8 @@ export class Chart {
     this.x = new Axis(low, high, 72, wide - names, log);
     this.root.replaceChildren(this.svg);
     this.frame();
-    this.budget();
     for (const line of [...lines].reverse()) this.line(line);
+    this.budget();
     if (beside) this.names();
     this.marks = this.svg.appendChild(svg("g", {}));
     this.mark();
@@ -157,15 +157,15 @@ export class Chart {
     const height = y.at(budget);
     this.svg.append(svg("line", {class: "budget", x1: x.start, x2: x.end, y1: height, y2: height}));
     this.svg.append(svg("text", {class: "strong", x: x.start + 6, y: height - 6}, `budget ${binary(budget)}`));
-    const free = {"-8": x.start + 6 + 7.2 * `budget ${binary(budget)}`.length, "17": x.start};  // from where, above and below
+    const sides = [{shift: -8, free: x.start + 6 + 7.2 * `budget ${binary(budget)}`.length}, {shift: 18, free: x.start}];
     for (const {fits, index} of lines.filter(line => line.fits && x.holds(line.fits)).sort((one, other) => one.fits - other.fits)) {
       const place = x.at(fits), group = svg("g", {"data-index": index}), label = grouped(fits);
       group.append(svg("line", {class: "drop", x1: place, x2: place, y1: height, y2: y.start, stroke: colorOf(index)}));
       group.append(svg("circle", {class: "crossing", cx: place, cy: height, r: 5, fill: colorOf(index)}));
-      const half = 3.5 * label.length, shift = Object.keys(free).find(side => place - half > free[side] && place + half < x.end);
-      if (shift !== undefined) {
-        group.append(svg("text", {x: place, y: height + Number(shift), "text-anchor": "middle"}, label));
-        free[shift] = place + half + 6;
+      const half = 3.5 * label.length, side = sides.find(({free}) => place - half > free && place + half < x.end);
+      if (side) {
+        group.append(svg("text", {x: place, y: height + side.shift, "text-anchor": "middle"}, label));
+        side.free = place + half + 6;
       }
       this.svg.append(group);
     }
