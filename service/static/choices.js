@@ -9,6 +9,8 @@ const STRENGTHS = {margin: "margin over the second", weight: "weight of the chos
 const LISTED = 5;  // heads that attend most to a candidate
 const UNDECIDED = "none";
 
+const SCALE = [0.01, 0.1, 0.5, 1];  // of the legend
+const depth = value => Math.sqrt(Math.min(1, Math.max(0, value)));  // most weights are small
 const percent = share => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
 const header = (scope, ...content) => element("th", {scope}, ...content);
 const right = is => is === undefined ? "" : is ? "✓" : "✗";
@@ -28,7 +30,10 @@ export class Choices {
     this.holder = element("div", {className: "map"});
     this.head = element("section", {className: "head", ariaLabel: "The head"});
     this.strongest = element("dl", {className: "strongest"});
-    root.append(this.summary, scrolled("Who chooses what", this.table), this.twin, this.notes,
+    const expectation = element("p", {className: "hint", textContent: "The model’s expectation: log-probability, in nats, of what follows with each candidate in the " +
+      "pronoun’s place (method “substitution”); nearer to 0 is likelier. It reads the whole sentence; a head’s row ends at the pronoun."});
+    root.append(this.summary, element("div", {className: "verdict"}, element("div", {},
+      scrolled("Who chooses what", this.table), expectation, this.twin), this.notes),
       element("div", {className: "controls"}, this.legend, element("label", {}, "Strength", this.strength)),
       element("div", {className: "grid-and-head"}, this.holder, element("div", {}, this.head,
         element("h2", {textContent: "Heads that attend most to each"}), this.strongest)));
@@ -83,7 +88,9 @@ export class Choices {
     if (this.grid?.rows.length === layers.length && this.grid.rows[0].length === heads.length) return;
     const table = element("table", {role: "grid", ariaLabel: "Heads: arrow keys move, Enter keeps"},
       element("caption", {textContent: "layers ↓  heads →"}));
-    this.holder.replaceChildren(table, element("p", {className: "hint", textContent: "Point at a head, or move with the arrow keys; click or Enter keeps it."}));
+    const hint = element("p", {className: "hint"}, "Letter: the candidate that the head attends to most; lower case: within noise, another machine may decide otherwise. Colour: ",
+      ...SCALE.map(swatch), ". Point at a head, or move with the arrow keys; click or Enter keeps it.");
+    this.holder.replaceChildren(table, hint);
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow: (cell, kept) => {
       this.#describe(this.byName.get(cell.name), kept);
       if (!kept || this.kept === cell.name) return;
@@ -130,8 +137,7 @@ export class Choices {
         row("By chance", [...candidates.map(() => percent(share)), ""], percent(share)),
         row(`All ${heads.length} heads`, [...candidates.map((_, i) => count(i)), `${this.counts[UNDECIDED]}`], known ? percent(shareOf(this.gold)) : "", "all"),
         row(`Head ${nameOf(shown)}`, scored(shown, format), right(shown.correct), "shown"),
-        row(element("span", {textContent: "The model’s expectation", title: "log-probability of the rest of the text with the candidate in the pronoun’s place, in nats"}),
-          expected ? scored(expected, value => `${value.toFixed(2)} nats`) : [...candidates.map(() => "…"), ""], expected ? right(expected.correct) : "")));
+        row("The model’s expectation", expected ? scored(expected, value => `${value.toFixed(2).replace("-", "−")}`) : [...candidates.map(() => "…"), ""], expected ? right(expected.correct) : "")));
   }
 
   // --- the grid ---
@@ -160,7 +166,7 @@ export class Choices {
       cell.node.className = `${chosen ? choiceClass(predicted) : "undecided"}${noise ? " noisy" : ""}` +
         `${this.only === null || this.only === (predicted ?? UNDECIDED) ? "" : " dim"}`;
       cell.node.classList.toggle("current", cell === this.grid.current);
-      cell.node.style.setProperty("--strength", Math.sqrt(Math.min(1, value)));
+      cell.node.style.setProperty("--strength", depth(value));
       cell.node.textContent = !chosen ? "–" : noise ? letterOf(predicted).toLowerCase() : letterOf(predicted);
       cell.node.ariaLabel = `Layer ${head.layer}, head ${head.head}: ${this.#said(head)}${noise ? ", within noise" : ""}${head.correct === undefined ? "" : head.correct ? ", right" : ", wrong"}`;
     });
@@ -205,6 +211,12 @@ function bar(share, key) {
   const filled = element("i", {className: key === UNDECIDED ? "" : choiceClass(key)});
   filled.style.width = `${100 * Math.min(1, share)}%`;
   return element("span", {className: "bar"}, filled);
+}
+
+function swatch(value) {
+  const node = element("span", {className: `swatch ${choiceClass(0)}`, textContent: value});
+  node.style.setProperty("--strength", depth(value));
+  return node;
 }
 
 function scrolled(name, table) {

@@ -89,15 +89,16 @@ class PronounTab {
     const marking = element("section", {className: "marking", ariaLabel: "Marking"});
     panel.classList.add("pronoun-tab");
     panel.append(
-      element("label", {className: "sentence"}, "Sentence", this.text),
-      element("div", {className: "controls"}, element("label", {}, "Example", this.example), this.flip),
+      element("div", {className: "ask"}, element("label", {className: "sentence"}, "Sentence", this.text),
+        element("div", {className: "controls"}, element("label", {}, "Example", this.example), this.flip)),
       marking, this.#options(), this.hint, this.status, this.result);
     this.marker = new Marker(marking, {onMark: marks => this.#change(marks)});
     this.choices = new Choices(this.result, {
       onKeep: (layer, head) => state.set({layer, head}),
       mapOf: (layer, head) => this.#address({tab: null, layer, head, text: this.last.text}),
     });
-    this.result.append(this.expecting, this.#exports());
+    this.choices.twin.before(this.expecting);
+    this.result.append(this.#exports());
     this.loading = new Loading(this.status, this.result);
     this.expectation = new Loading(this.expecting, this.choices.twin);
     this.saving = new Loading(this.copied, this.copied);
@@ -243,8 +244,8 @@ class PronounTab {
       const result = async body => (await askJson("v1/coreference", {body, signal, waiting})).results[0];
       const expected = ({options, ...marks}) => result({...marks, ...marks.gold === null ? {gold: undefined} : {}, method: "substitution"});
       this.choices.expect(await expected({text, pronoun, candidates, gold}));
-      const twin = EXAMPLES[EXAMPLES.find(example => example.text === text)?.twin];
-      if (!twin) return;
+      const example = EXAMPLES.find(one => one.text === text), marked = example && marksOf(example), twin = EXAMPLES[example?.twin];
+      if (!twin || write([marked.pronoun, ...marked.candidates]) !== write([pronoun, ...candidates])) return;
       const marks = marksOf(twin), {options} = this.last;
       const there = await result(questionOf({...marks, options}));
       this.choices.compare({name: twin.text, result: there, expected: (await expected(marks)).substitution}, marks.gold);
