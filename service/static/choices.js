@@ -1,17 +1,19 @@
 // What every head chooses for a pronoun, beside what position alone and the model's own expectation choose
 
-import {element, format, visible} from "./common.js";
+import {beginning, element, format, visible} from "./common.js";
 import {HeadGrid, nameOf} from "./grid.js";
 import {badge, choiceClass} from "./marker.js";
 import {letterOf} from "./spans.js";
 
 const STRENGTHS = {margin: "margin over the second", weight: "weight of the chosen one"};
 const LISTED = 5;  // heads that attend most to a candidate
+const LONGEST_NAME = 40;
 const UNDECIDED = "none";
 
 const SCALE = [0.01, 0.1, 0.5, 1];  // of the legend
 const depth = value => Math.sqrt(Math.min(1, Math.max(0, value)));  // most weights are small
 const percent = share => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
+const nameIn = ({text}) => visible(beginning(text, LONGEST_NAME));
 const header = (scope, ...content) => element("th", {scope}, ...content);
 const right = is => is === undefined ? "" : is ? "✓" : "✗";
 
@@ -71,7 +73,7 @@ export class Choices {
     const both = this.result.heads.map(head => [head, there.get(nameOf(head))]), count = test => both.filter(test).length;
     const same = count(([a, b]) => a.predicted === b.predicted && a.predicted !== null);
     const rightIn = count(([a, b]) => a.predicted === this.gold && b.predicted === gold && this.gold !== null && gold !== null);
-    const noun = ({candidates}, index) => index === null ? "neither" : `“${visible(candidates[index].text)}”`;
+    const noun = ({candidates}, index) => index === null ? "neither" : `“${nameIn(candidates[index])}”`;
     this.twin.replaceChildren(element("strong", {textContent: "Its twin: "}), element("bdi", {textContent: `“${visible(name)}” `}),
       `${same} of ${both.length} heads choose the same place in the text in both sentences; ${rightIn} are right in both. ` +
       (expected && this.expected ? `The model’s own expectation: here ${noun(this.result, this.expected.predicted)}, there ${noun(result, expected.predicted)}.` : ""));
@@ -100,7 +102,7 @@ export class Choices {
   }
 
   #text(index) {
-    return `${letterOf(index)} “${visible(this.result.candidates[index].text)}”`;
+    return `${letterOf(index)} “${nameIn(this.result.candidates[index])}”`;
   }
 
   #said(head) {
@@ -130,7 +132,7 @@ export class Choices {
     const {expected, shown} = this;
     this.table.replaceChildren(
       element("thead", {}, element("tr", {}, element("td"), ...candidates.map((candidate, index) => header("col", badge(index), " ",
-        element("bdi", {textContent: visible(candidate.text)}), index === this.gold ? " ✓" : "")), header("col", "none"), ...known ? [header("col", "right")] : [])),
+        element("bdi", {textContent: nameIn(candidate)}), index === this.gold ? " ✓" : "")), header("col", "none"), ...known ? [header("col", "right")] : [])),
       element("tbody", {},
         rule("First noun", baselines.first),
         rule("Nearest noun", baselines.nearest),
@@ -154,7 +156,7 @@ export class Choices {
         this.#paint();
       }}, sign, element("bdi", {textContent: name}), element("span", {className: "quiet", textContent: this.counts[key]}));
     this.legend.replaceChildren(...this.result.candidates.map((candidate, index) =>
-      entry(index, badge(index), visible(candidate.text) + (index === this.gold ? " ✓" : ""))),
+      entry(index, badge(index), nameIn(candidate) + (index === this.gold ? " ✓" : ""))),
       entry(UNDECIDED, element("span", {className: "badge undecided", textContent: "–"}), "none or a tie"));
   }
 
@@ -180,7 +182,7 @@ export class Choices {
     const rank = index => 1 + this.result.heads.filter(other => (other.scores[index] ?? -1) > head.scores[index]).length;
     const cell = content => element("td", {}, content);
     const row = (score, index) => element("tr", {className: index === head.predicted ? "chosen" : ""},
-      header("row", badge(index), " ", element("bdi", {textContent: visible(candidates[index].text)})),
+      header("row", badge(index), " ", element("bdi", {textContent: nameIn(candidates[index])})),
       ...score === null ? [cell("–"), cell(""), cell("–"), cell("–")] :
         [element("td", {textContent: format(score), title: String(score)}), cell(bar(score, index)), cell(total > 0 ? percent(score / total) : "–"), cell(`${rank(index)} of ${this.result.heads.length}`)]);
     const inside = candidates.some(candidate => candidate.has_first_token) && head.mass_on_candidates >= head.mass_on_first_token;
@@ -191,7 +193,7 @@ export class Choices {
         head.margin === null ? "" : ` Margin ${format(head.margin)}${head.within_noise ? ", within noise: another machine may decide otherwise" : ""}.`,
         head.correct === undefined ? "" : head.correct ? " ✓ right" : " ✗ wrong"),
       scrolled("The head’s weights", element("table", {className: "weights"}, element("thead", {}, element("tr", {},
-        ...["candidate", "weight", "", "share of them", "rank among heads"].map(name => header("col", name)))), element("tbody", {}, ...head.scores.map(row)))),
+        ...["candidate", "weight", "", "share of them", "rank among heads"].map(name => name ? header("col", name) : element("td")))), element("tbody", {}, ...head.scores.map(row)))),
       element("p", {className: "quiet", textContent: `Of the pronoun’s whole row: ${format(head.mass_on_candidates)} on the candidates, ` +
         `${format(head.mass_on_first_token)} on the first token${inside ? " (which is one of theirs)" : ""}, ${format(rest)} elsewhere.`}),
       element("p", {}, element("a", {href: this.mapOf(head.layer, head.head), textContent: "See this head’s map"})));
@@ -201,7 +203,7 @@ export class Choices {
   #showStrongest() {
     this.strongest.replaceChildren(...this.result.candidates.map((candidate, index) => {
       const best = this.result.heads.filter(head => head.scores[index] > 0).sort((a, b) => b.scores[index] - a.scores[index]).slice(0, LISTED);
-      return element("div", {}, element("dt", {}, badge(index), " ", element("bdi", {textContent: visible(candidate.text)})), ...best.map(head => element("dd", {},
+      return element("div", {}, element("dt", {}, badge(index), " ", element("bdi", {textContent: nameIn(candidate)})), ...best.map(head => element("dd", {},
         element("button", {type: "button", value: nameOf(head), textContent: nameOf(head)}), element("span", {className: "quiet", textContent: format(head.scores[index]), title: String(head.scores[index])}))));
     }));
   }
