@@ -43,14 +43,14 @@ function marksOf({text, pronoun, candidates, gold}) {
   return {text, pronoun: find(pronoun), candidates: candidates.map(find), gold};
 }
 
-// What the address says; where it names no text, the first example
+// What the address says; where it says nothing, the first example
 function viewed() {
   const options = Object.fromEntries(Object.entries(OPTIONS).map(([name, {values}]) => {
     const given = state.get(name);
     return [name, values.includes(given) ? given : values[0]];
   }));
-  const text = state.get("text");
-  if (text === null) return {...marksOf(EXAMPLES[0]), options};
+  if (["text", "pronoun", "candidates"].every(name => state.get(name) === null)) return {...marksOf(EXAMPLES[0]), options};
+  const text = state.get("text", EXAMPLES[0].text);
   const found = read(state.get("candidates")), candidates = found.toSorted((a, b) => a.start - b.start);
   const gold = candidates.indexOf(found[state.integer("gold")]);
   return {text, pronoun: read(state.get("pronoun"))[0] ?? null, candidates, gold: gold < 0 ? null : gold, options};
@@ -195,6 +195,7 @@ class PronounTab {
     const index = EXAMPLES.findIndex(({text}) => text === view.text);
     this.example.value = index < 0 ? "" : String(index);
     this.flip.disabled = EXAMPLES[index]?.twin === undefined;
+    this.result.classList.toggle("has-twin", !this.flip.disabled);
     for (const [name, select] of Object.entries(this.selects)) select.value = view.options[name];
     if (JSON.stringify(questionOf(view)) !== this.asked) {
       this.marker.show(view);
