@@ -18,6 +18,8 @@ from service.app import create_app
 from service.engine import Engine
 from service.model import LoadedModel
 from service.settings import Settings
+from service.weights import ModelFiles, WeightsError, locate
+from tests.serving import MODEL
 from tests.tiny import tiny_model
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
@@ -51,6 +53,15 @@ class Client(FlaskClient):
 
     def open(self, *args: Any, buffered: bool = True, **kwargs: Any) -> TestResponse:
         return super().open(*args, buffered=buffered, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def files() -> ModelFiles:
+    """The real weights, or a skip that says how to get them."""
+    try:
+        return locate(MODEL, Settings().cache)
+    except WeightsError as error:
+        pytest.skip(f"the real weights are missing: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,31 @@
-"""A real browser for pages, from disk and in an iframe, with no network."""
+"""A real browser for pages: from disk and in an iframe with no network, and from a real service."""
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import pytest
+
+from service.settings import Settings
+from service.weights import ModelFiles
+from tests.serving import serving
+
+# Chromium's own line for an answer that the page shows as a problem; of a file that is not there it is a fault
+SHOWN = re.compile(
+    r"Failed to load resource: the server responded with a status of (400|401|413|422|429|503|504) "
+)
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if "service" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.weights)
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +78,73 @@ def tab(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
     yield opened
     page.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def service(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service on the real weights, which ends with a slash."""
+    cached = Settings.model_fields["result_cache_bytes"].default  # as a user has it
+    with serving(tmp_path_factory.mktemp("service"), result_cache_bytes=cached) as server:
+        yield f"http://127.0.0.1:{server.port}/"
+
+
+OpenPage = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(browser: Any, request: pytest.FixtureRequest) -> Iterator[OpenPage]:
+    """`open_page(path, width=…, height=…, allow=…, **context)`: a page of the service in a browser profile of its own.
+
+    `path` may be an address of another server. `context` is playwright's: color_scheme, reduced_motion, …
+    No error on the console, but for those that match `allow`, and no request to another host is let through.
+    """
+    contexts: list[Any] = []
+    complaints: list[str] = []
+
+    def make(
+        path: str = "", *, width: int = 1280, height: int = 900, allow: str = "$^", **context: Any
+    ) -> Any:
+        address = path if urlsplit(path).scheme else urljoin(request.getfixturevalue("service"), path)
+        own = urlsplit(address).netloc
+        contexts.append(browser.new_context(**{"viewport": {"width": width, "height": height}, **context}))
+        page = contexts[-1].new_page()
+
+        def heard(message: Any) -> None:
+            if message.type in ("error", "warning") and not re.match(
+                f"{SHOWN.pattern}|{allow}", message.text
+            ):
+                complaints.append(f"{message.text} ({message.location.get('url')})")
+
+        def asked(request: Any) -> None:
+            if urlsplit(request.url).netloc not in ("", own):  # data: and blob: have none
+                complaints.append(f"asked {request.url}")
+
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(f"{error}\n{error.stack}"))
+        page.on("request", asked)
+        page.goto(address)
+        return page
+
+    yield make
+    for one in contexts:
+        one.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def no_violations() -> Callable[[Any], None]:
+    """`no_violations(page)`: axe-core finds nothing in what is shown, by any of its rules."""
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    source = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+    def check(page: Any) -> None:
+        page.evaluate(source)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        told = [
+            f"{rule['id']}: {rule['help']}: {node['html']} {node['failureSummary']}"
+            for rule in found
+            for node in rule["nodes"]
+        ]
+        assert told == []
+
+    return check

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Server, serving_stub
+from tests.serving import Server, serving_stub
 
 ROOT = Path(__file__).parents[2]
 KEY, SIGNING, PAGE = "key-0123456789-key", "signing-key-0123456789-0123456789", "https://page.example"

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_until
-from tests.e2e.conftest import Answer, Server, serving_stub
+from tests.serving import Answer, Server, serving_stub
 
 ASKED = {"text": "the cat sat on the mat", "layers": [0], "heads": [3]}
 LONG = {"text": "the cat sat on the mat " * 12}

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import wait_until
-from tests.e2e.conftest import Server, free_port
+from tests.serving import Server, free_port
 
 CONF = """
 from service.gunicorn_conf import *

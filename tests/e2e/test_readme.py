@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from service.weights import ModelFiles
-from tests.e2e.conftest import Server
+from tests.serving import Server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.weights import ModelFiles
-from tests.e2e.conftest import MODEL
+from tests.serving import MODEL
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.weights import ModelFiles
-from tests.e2e.conftest import Server, serving
+from tests.serving import Server, serving
 
 SENTENCE = "The cat sat on the mat because it was tired."
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import Server, serving
+from tests.serving import Server, serving
 
 SENTENCE = "The cat sat on the mat because it was tired."
 DATA = Path(__file__).parents[2] / "service" / "data"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import soak
-from tests.e2e.conftest import serving_stub
+from tests.serving import serving_stub
 
 
 @pytest.fixture(scope="module")
