@@ -1,16 +1,11 @@
 // A text whose words are marked as the pronoun and its candidates: by mouse, by touch and by the keyboard alone
 
 import {element, visible} from "./common.js";
-import {letterOf, overlap, piecesOf, slice} from "./spans.js";
+import {badge, choiceClass, letterOf} from "./candidates.js";
+import {overlap, piecesOf, slice} from "./spans.js";
 
 const ROLES = {pronoun: "the pronoun", candidate: "a candidate"};
 const KEYS = {p: "pronoun", c: "candidate", Delete: null, Backspace: null};
-
-export const choiceClass = index => `choice choice-${index % 5}`;
-
-export function badge(index) {
-  return element("span", {className: `badge ${choiceClass(index)}`, textContent: letterOf(index)});
-}
 
 // `onMark` gets {pronoun, candidates, gold} as the user has changed them; candidates in the text's order
 export class Marker {
@@ -22,8 +17,8 @@ export class Marker {
     this.line = element("div", {className: "words", role: "group", ariaLabel: "The text’s words", dir: "auto"});
     this.list = element("ul", {className: "marks", ariaLabel: "Marks"});
     this.said = element("p", {className: "aside", role: "status"});
-    const help = element("p", {className: "hint", id: "marker-help", textContent: "Click a word, or drag over several. Keys: arrows move, " +
-      "with Shift over several words; Enter marks, P marks the pronoun, C a candidate, Delete takes a mark away."});
+    const help = element("p", {className: "hint", id: "marker-help", textContent: "Click a word, or drag over several. " +
+      "Keys: arrows move, with Shift over several words; Enter marks, P marks the pronoun, C a candidate, Delete takes a mark away."});
     this.line.setAttribute("aria-describedby", help.id);
     root.append(this.roles, this.line, help, this.list, this.said);
     this.#listen();
@@ -76,25 +71,30 @@ export class Marker {
   }
 
   #showList() {
-    const {pronoun, candidates, gold} = this.marks, held = this.list.contains(document.activeElement) ? document.activeElement : null;
-    const row = (place, sign, span, ...controls) => {
-      const name = this.#quoted(span), act = () => this.#change({without: place}, `${name} is not marked any more.`);
-      const remove = element("button", {type: "button", className: "remove", value: place, textContent: "×", ariaLabel: `Take the mark of ${name} away`, onclick: act});
-      const fault = place in this.faults ? [element("p", {className: "fault", role: "alert", textContent: visible(this.faults[place])})] : [];
-      return element("li", {}, sign, element("bdi", {textContent: name}),
-        element("span", {className: "quiet", textContent: `${span.start}–${span.end}`}), ...controls, remove, ...fault);
-    };
-    const right = (index, span) => {
-      const is = index === gold, name = this.#quoted(span), said = is ? "No candidate is said to be right." : `${name} is right.`;
-      return element("button", {type: "button", className: "right", value: `candidates/${index}`, textContent: is ? "✓ right" : "right?", ariaPressed: String(is),
-        ariaLabel: `${is ? "✓ right" : "right?"} ${name}`, onclick: () => this.#change({gold: is ? null : index}, said)});
-    };
+    const {pronoun, candidates} = this.marks, held = this.list.contains(document.activeElement) ? document.activeElement : null;
+    const sign = element("span", {className: "badge is-pronoun", textContent: "pronoun"});
     this.list.replaceChildren(
-      ...pronoun ? [row("pronoun", element("span", {className: "badge is-pronoun", textContent: "pronoun"}), pronoun)] : [],
-      ...candidates.map((span, index) => row(`candidates/${index}`, badge(index), span, right(index, span))));
+      ...pronoun ? [this.#listed("pronoun", sign, pronoun)] : [],
+      ...candidates.map((span, index) => this.#listed(`candidates/${index}`, badge(index), span, this.#rightButton(index, span))));
     if (!held) return;
     const again = [...this.list.querySelectorAll("button")].find(one => one.className === held.className && one.value === held.value);
     (again ?? this.words[this.to]?.node)?.focus();
+  }
+
+  #listed(place, sign, span, ...controls) {
+    const name = this.#quoted(span), fault = this.faults[place];
+    const remove = element("button", {type: "button", className: "remove", value: place, textContent: "×",
+      ariaLabel: `Take the mark of ${name} away`, onclick: () => this.#change({without: place}, `${name} is not marked any more.`)});
+    return element("li", {}, sign, element("bdi", {textContent: name}),
+      element("span", {className: "quiet", textContent: `${span.start}–${span.end}`}), ...controls, remove,
+      ...fault ? [element("p", {className: "fault", role: "alert", textContent: visible(fault)})] : []);
+  }
+
+  #rightButton(index, span) {
+    const is = index === this.marks.gold, name = this.#quoted(span), textContent = is ? "✓ right" : "right?";
+    const said = is ? "No candidate is said to be right." : `${name} is right.`;
+    return element("button", {type: "button", className: "right", value: `candidates/${index}`, textContent, ariaPressed: String(is),
+      ariaLabel: `${textContent} ${name}`, onclick: () => this.#change({gold: is ? null : index}, said)});
   }
 
   #quoted(span) {

@@ -33,6 +33,3 @@ export function moved({start, end}, before, after) {
   const by = now.length - old.length;
   return start >= old.length - behind ? {start: start + by, end: end + by} : null;
 }
-
-// A to Z, then A2 and so on
-export const letterOf = index => String.fromCharCode(65 + index % 26) + (index < 26 ? "" : 1 + Math.floor(index / 26));
