@@ -38,7 +38,7 @@ def _settings() -> list[str]:
     fields = {name: Settings.model_fields[name] for name in [*Settings.__annotations__, *Limits.model_fields]}
     for name, field in fields.items():
         default = "~/.cache/attention-service" if name == "cache" else field.default
-        default = "" if default in (None, ()) else default
+        default = "" if default is None else ",".join(default) if isinstance(default, tuple) else default
         shown = f"{default:g}" if isinstance(default, float) else str(default)
         rows.append((f"`{variable(name)}`", f"`{shown}`" if shown else "", field.description or ""))
     return _table(("variable", "default", "what"), rows)

@@ -127,6 +127,8 @@ def register(app: Flask) -> None:
     keys = Keys.of(settings.api_keys)
     links = Links(settings.signing_key) if settings.signing_key else None
     origins = frozenset(settings.cors_origins)
+    ancestors = settings.frame_ancestors
+    framed_elsewhere = not {*ancestors} <= {"'self'", "'none'"}
 
     @app.before_request
     def admit() -> Response | None:
@@ -149,9 +151,12 @@ def register(app: Flask) -> None:
         headers["Referrer-Policy"] = "no-referrer"  # the address may hold a text, or be a signed link
         if response.status_code != 304:  # whose headers would replace those of the answer that the client has
             # Pictures and pages are there to be embedded; the rest is read by scripts, for which CORS speaks
-            embedded = (response.mimetype or "").startswith(("image/", "text/html"))
+            mimetype = response.mimetype or ""
+            embedded = mimetype.startswith("image/") or (mimetype == "text/html" and framed_elsewhere)
             headers["Cross-Origin-Resource-Policy"] = "cross-origin" if embedded else "same-origin"
-            headers.setdefault("Content-Security-Policy", NOTHING)
+            policy = headers.setdefault("Content-Security-Policy", NOTHING)
+            if mimetype == "text/html" and "frame-ancestors" not in policy:
+                headers["Content-Security-Policy"] = f"{policy}; frame-ancestors {' '.join(ancestors)}"
         if keys.digests and (request.url_rule is None or needs_key(request.url_rule.rule)):
             headers.setdefault("Cache-Control", "private")  # no shared cache gives it to who has no key
         if origins:

@@ -54,11 +54,18 @@ def _origin(given: str) -> str:
     return given
 
 
+def _ancestor(given: str) -> str:
+    return given if given in ("'self'", "'none'") else _origin(given)
+
+
 Keys = Annotated[
     tuple[Annotated[SecretStr, AfterValidator(_sendable)], ...], NoDecode, BeforeValidator(_separated)
 ]
 Origins = Annotated[
     tuple[Annotated[str, AfterValidator(_origin)], ...], NoDecode, BeforeValidator(_separated)
+]
+Ancestors = Annotated[
+    tuple[Annotated[str, AfterValidator(_ancestor)], ...], NoDecode, BeforeValidator(_separated)
 ]
 
 
@@ -185,6 +192,12 @@ class Settings(Limits):
         description="Origins whose pages may read answers, separated by commas, as `https://host` or "
         "`https://host:port`; `*` alone for all, not together with keys.",
     )
+    frame_ancestors: Ancestors = Field(
+        ("*",),
+        description="Whose pages may hold HTML answers in a frame, `/embed/attention` among them: origins as above, "
+        "`'self'`, or alone `*` or `'none'`. All by default: they are there to be embedded, hold no key, "
+        "and have nothing that a visitor could be made to press unawares. The page at `/` is never framed.",
+    )
 
     @field_validator("signing_key")
     @classmethod
@@ -201,6 +214,13 @@ class Settings(Limits):
         if "*" in origins and other.data.get("api_keys"):
             raise ValueError("* does not go together with API keys; name the origins")
         return origins
+
+    @field_validator("frame_ancestors")
+    @classmethod
+    def _alone(cls, ancestors: tuple[str, ...]) -> tuple[str, ...]:
+        if len(ancestors) != 1 and (not ancestors or {"*", "'none'"} & set(ancestors)):
+            raise ValueError("* and 'none' stand alone, and nothing at all is 'none'")
+        return ancestors
 
     @property
     def limits(self) -> dict[str, int | float]:

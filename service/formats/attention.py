@@ -10,6 +10,7 @@ from service.formats.negotiation import (
     WIDTH,
     Format,
     Options,
+    Parameter,
     Payload,
     picture_formats,
 )
@@ -53,5 +54,22 @@ FORMATS = (
         charset=True,
         sparse=True,
         content_security_policy=page.CONTENT_SECURITY_POLICY,
+    ),
+)
+
+EMBEDDED = Format(
+    "html",
+    page.MEDIA_TYPE,
+    page.embedded,
+    charset=True,
+    sparse=True,
+    content_security_policy=page.CONTENT_SECURITY_POLICY,
+)
+EMBEDDING = (
+    Parameter(
+        "theme", "Light or dark, or as the visitor's system.", choices={name: name for name in page.THEMES}
+    ),
+    Parameter(
+        "view", "Arcs between the tokens, the heat map, or both.", choices={name: name for name in page.VIEWS}
     ),
 )

@@ -21,6 +21,8 @@ class Options:
     color: str = "label"
     spreadsheet: bool = False
     scale: str = "log"
+    theme: str = "auto"
+    view: str = "both"
 
 
 DEFAULTS = Options()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flask import Blueprint, Response
 
 from service.body import read_json, refuse_parameters
-from service.formats.attention import FORMATS, PARAMETERS
+from service.formats.attention import EMBEDDED, EMBEDDING, FORMATS, PARAMETERS
 from service.jobs import attention
 from service.routes.common import ADMISSION, WithModel, ask, describes
 from service.routes.question import Question
@@ -40,7 +42,18 @@ MAPS = Question(
 )
 
 
+EMBED = replace(
+    MAPS,
+    name="attention_embedded",
+    summary="Attention maps for a frame",
+    description="As `/v1/attention.html`, without margins. It tells whoever frames it its height, as a message "
+    '`{"type": "attention-service:height", "height": pixels}`.',
+    formats=(EMBEDDED,),
+    parameters=EMBEDDING,
+)
+
 MAPS.register(bp, "/v1/attention")
+EMBED.register_get(bp, "/embed/attention")
 
 
 @bp.post("/v1/tokenize")

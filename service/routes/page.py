@@ -1,15 +1,18 @@
-"""GET / and the files of the page. All addresses in them are relative: the service may stand below a path prefix."""
+"""GET / and the files of the page. Their addresses are relative, or below the setting's prefix."""
 
 from __future__ import annotations
 
+import functools
 import mimetypes
+import re
 from importlib.resources import files
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, redirect, request
 from werkzeug.exceptions import NotFound
+from werkzeug.wrappers import Response as WerkzeugResponse
 
 from service.body import refuse_parameters
-from service.routes.common import QUERY, cacheable, describes
+from service.routes.common import QUERY, cacheable, describes, settings
 
 bp = Blueprint("page", __name__)
 
@@ -26,12 +29,22 @@ ASSETS = {name: content for name, content in FILES.items() if not name.endswith(
 
 @bp.get("/")
 @describes("A page in the browser", tag="operations", media_type="text/html", problems=QUERY)
-def page() -> Response:
+def page() -> WerkzeugResponse:
     """Type a sentence and look where every head looks. What is on show stands in the address's fragment."""
     refuse_parameters()
-    response = Response(FILES["index.html"], content_type=HTML)
+    root = settings().root_path
+    if root and not request.environ["PATH_INFO"]:
+        return redirect(f"{root}/", 308, Response)
+    response = Response(_below(root), content_type=HTML)
     response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     return _revalidated(response)
+
+
+@functools.cache
+def _below(root: str) -> bytes:
+    """The page with its addresses below a prefix: where a proxy takes that off, a slash may be missing after it."""
+    prefix = f"{root}/" if root else ""
+    return re.sub(rb'"(static/|docs")', rb'"%s\1' % prefix.encode(), FILES["index.html"])
 
 
 @bp.get("/static/<name>")

@@ -81,16 +81,7 @@ class Question(Generic[R]):
     def register(self, blueprint: Blueprint, path: str) -> None:
         """The three routes: POST; GET; and GET with a format's name as the path's ending."""
         self.register_post(blueprint, path)
-        in_url = "one text, in the URL" if "text" in self.query else "in the URL"
-        one_text = describes(
-            f"{self.summary} ({in_url})",
-            tag=self.tag,
-            answer=self.answer,
-            problems=(*self.answering.problems, *QUERY, NotAcceptableError),
-            formats=self.formats,
-            parameters=(*self._asked, *self._written),
-        )
-        self._add(blueprint, path, "get", f"get_{self.name}", one_text, self.get)
+        self.register_get(blueprint, path)
         ending = {"name": "name", "in": "path", "required": True, "schema": {"enum": self._names}}
         as_ending = describes(
             "The same, the format as the ending of the path",
@@ -101,6 +92,19 @@ class Question(Generic[R]):
             parameters=(ending, *self._asked, *self._written[1:]),  # all but `format`
         )
         self._add(blueprint, f"{path}.<name>", "get", f"get_{self.name}_as", as_ending, self.get)
+
+    def register_get(self, blueprint: Blueprint, path: str) -> None:
+        """The GET alone."""
+        in_url = "one text, in the URL" if "text" in self.query else "in the URL"
+        contract = describes(
+            f"{self.summary} ({in_url})",
+            tag=self.tag,
+            answer=self.answer,
+            problems=(*self.answering.problems, *QUERY, NotAcceptableError),
+            formats=self.formats,
+            parameters=(*self._asked, *self._written),
+        )
+        self._add(blueprint, path, "get", f"get_{self.name}", contract, self.get)
 
     def register_post(self, blueprint: Blueprint, path: str) -> None:
         """The POST alone, of what no URL can say."""

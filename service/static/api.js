@@ -25,6 +25,8 @@ export function whenAKeyIsNeeded(ask) {
   askForKey = ask;
 }
 
+export const hasKey = () => key !== null;
+
 // A GET, or with `body` a POST, in the format that `accept` names. Busy and not ready are waited out as long as the service
 // says, and told to `waiting(problem, seconds)`. Throws Problem, or AbortError once `signal` is aborted
 export async function ask(path, {body, accept = "application/json", signal, waiting = () => {}} = {}) {

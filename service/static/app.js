@@ -1,6 +1,6 @@
 // The page: its tabs, what the service says of itself, and the key it may want
 
-import {at, element, provenance, visible} from "./common.js";
+import {at, element, provenance, replacement, visible} from "./common.js";
 import {Problem, ask, askJson, whenAKeyIsNeeded} from "./api.js";
 import {Loading} from "./loading.js";
 import * as state from "./state.js";
@@ -65,7 +65,7 @@ const model = new Promise(resolve => {
     const answer = await askJson("v1/model", {signal, waiting});
     const {id} = answer.model;
     at("model").replaceChildren(element("bdi", {textContent: visible(provenance(answer.model)), title: visible(id)}));
-    if (answer.model.fallback) at("model").append(element("p", {className: "warning", textContent: visible(answer.model.fallback)}));
+    if (answer.model.fallback) at("model").append(element("p", {className: "warning", textContent: visible(replacement(answer.model))}));
     resolve(answer);
   });
 });

@@ -36,6 +36,9 @@ export function beginning(text, longest) {
   return characters.length > longest ? `${characters.slice(0, longest - 1).join("")}…` : text;
 }
 
+// Of a model that was taken because another could not be: a sentence for who looks
+export const replacement = ({id, fallback}) => `The first choice of weights could not be had: ${fallback}. Those of ${id} are used instead.`;
+
 export const unique = values => [...new Set(values)];
 export const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);
 

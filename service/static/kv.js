@@ -1,7 +1,8 @@
 // The KV cache tab: how many bytes models keep for so many tokens, and what fits. Needs no loaded model
 
-import {element, visible, visibleJson} from "./common.js";
-import {Problem, ask, askJson, root} from "./api.js";
+import {element, visible} from "./common.js";
+import {Problem, askJson} from "./api.js";
+import {Export} from "./export.js";
 import {Loading} from "./loading.js";
 import * as state from "./state.js";
 import {binary, decimal, exact, grouped, parseBytes} from "./bytes.js";
@@ -59,7 +60,9 @@ class Tab {
     this.plot = element("div", {className: "plot"});
     this.scale = scaleSwitch();
     this.numbers = element("div", {className: "numbers"});
-    this.answers = element("div", {className: "answers", hidden: true}, this.drawing(), this.numbers);
+    this.export = new Export();
+    this.models = element("div", {className: "numbers"});
+    this.answers = element("div", {className: "answers", hidden: true}, this.drawing(), this.numbers, this.export.node, this.models);
     this.empty = element("p", {hidden: true, textContent: "Pick a model on the list, or paste a config.json."});
     const picker = element("div", {className: "picker"});
     panel.replaceChildren(element("div", {className: "kv"}, picker, element("div", {className: "main"},
@@ -77,7 +80,7 @@ class Tab {
     this.listing = new Loading(this.status, this.answers);
     this.listing.run("Asking which models are known …", async (signal, waiting) => {
       const {models} = await askJson(`${PATH}/models`, {signal, waiting});
-      this.presets = new Map(models.map(preset => [preset.id, preset]));
+      this.presets = new Map(models.flatMap(preset => [preset.id, ...preset.aliases].map(name => [name.toLowerCase(), preset])));
       this.picker.fill(models);
       state.subscribe(names => {
         if (["models", ...Object.keys(SETTINGS)].some(name => names.has(name))) this.refresh();
@@ -92,7 +95,12 @@ class Tab {
   picked() {
     const given = state.get("models");
     if (given === null) return FIRST;
-    return given === NONE ? [] : [...new Set(given.split(",").filter(Boolean))].slice(0, MOST);
+    const ids = given === NONE ? [] : given.split(",").filter(Boolean).map(name => this.preset(name)?.id ?? name);
+    return [...new Set(ids)].slice(0, MOST);
+  }
+
+  preset(name) {
+    return this.presets.get(name.toLowerCase());
   }
 
   // The settings as the request has them; null when one cannot be read, which is told at its field
@@ -101,7 +109,7 @@ class Tab {
     let wrong = false;
     for (const [name, setting] of Object.entries(SETTINGS)) {
       const text = state.get(name, setting.first), {input} = this.fields[name];
-      if (document.activeElement !== input || input.value.trim() === "") input.value = text;
+      input.value = text;
       const value = text === "" ? undefined : setting.read(text);
       this.tell(name, value === null ? setting.wrong : "");
       wrong ||= value === null;
@@ -117,7 +125,7 @@ class Tab {
   }
 
   entries() {
-    const named = this.picked().map(id => ({name: this.presets.get(id)?.id ?? id, preset: this.presets.get(id), source: {model: id}}));
+    const named = this.picked().map(id => ({name: id, preset: this.preset(id), source: {model: id}}));
     const own = this.config === null ? [] : [{name: typeof this.config.model_type === "string" ? `${OWN}: ${this.config.model_type}` : OWN, source: {config: this.config}}];
     return [...named.slice(0, MOST - own.length), ...own].map((entry, index) => ({...entry, index}));
   }
@@ -134,6 +142,7 @@ class Tab {
     this.empty.hidden = entries.length > 0;
     if (!values || !entries.length) {
       this.answers.hidden = true;
+      this.loading.run("", async () => {});  // what is still asked for is of no use any more
       return;
     }
     const known = entries.map(({preset, source}) => preset ? preset.max_tokens : longestOf(source.config)).filter(Number.isSafeInteger);
@@ -199,6 +208,7 @@ class Tab {
     const log = state.get("scale") !== "linear";
     for (const input of this.scale.querySelectorAll("input")) input.checked = (input.value === "log") === log;
     if (!this.answered) return;
+    if (this.answered.entries.some(({answer}) => answer)) this.offer();
     const {entries, values, stops} = this.answered, drawn = entries.filter(({answer}) => answer);
     this.plot.hidden = !drawn.length;
     const lines = drawn.map(({name, index, answer, points, preset}) => ({
@@ -255,7 +265,7 @@ class Tab {
 
   write() {
     const {entries, values} = this.answered, fine = entries.filter(({answer}) => answer);
-    const open = new Set([...this.numbers.querySelectorAll("details[open]")].map(node => node.dataset.name));
+    const open = new Set([...this.models.querySelectorAll("details[open]")].map(node => node.dataset.name));
     const told = warnings(entries);
     const models = fine.map(entry => {
       const node = details(entry, values, entry.preset);
@@ -264,26 +274,17 @@ class Tab {
       return node;
     });
     this.numbers.replaceChildren(comparison(entries, values),
-      ...told.length ? [element("ul", {className: "warnings told", ariaLabel: "Warnings"}, ...told)] : [],
-      ...fine.length ? [this.exports()] : [], ...models);
+      ...told.length ? [element("ul", {className: "warnings told", ariaLabel: "Warnings"}, ...told)] : []);
+    this.export.node.hidden = !fine.length;
+    this.models.replaceChildren(...models);
   }
 
   // --- to take along ---
 
-  exports() {
-    const status = element("p", {className: "status", role: "status"}), loading = new Loading(status, status);
-    const body = this.exported(), width = 960;
-    const save = (label, accept, name, query) => element("button", {type: "button", textContent: label, onclick: () =>
-      loading.run("Asking …", async (signal, waiting) => download(await (await ask(`${PATH}${query}`, {body, accept, signal, waiting})).blob(), name))});
-    const curl = element("pre", {className: "curl", tabIndex: 0, textContent: curlOf(body)});
-    const copy = element("button", {type: "button", textContent: "Copy", onclick: () => loading.run("Copying …", async () => {
-      await navigator.clipboard.writeText(curl.textContent);
-      setTimeout(() => loading.say("Copied."));
-    })});
-    return element("section", {className: "exports", ariaLabel: "Export"},
-      element("div", {className: "controls"}, save("CSV", "text/csv", "kv-cache.csv", ""),
-        save("SVG", "image/svg+xml", "kv-cache.svg", `?width=${width}&scale=${state.get("scale") === "linear" ? "linear" : "log"}`), status),
-      element("details", {}, element("summary", {textContent: "The same by curl"}), curl, copy));
+  offer() {
+    const body = this.exported(), scale = state.get("scale") === "linear" ? "linear" : "log";
+    const sizes = {what: "Sizes", path: PATH, body, file: "kv-cache", formats: ["CSV", "JSON"]};
+    this.export.offer([sizes, {...sizes, what: "Chart", path: `${PATH}?width=960&scale=${scale}`, formats: ["SVG", "PNG"]}], [sizes]);
   }
 
   // One request for all: the first is asked about, the others compared with it
@@ -297,7 +298,10 @@ class Tab {
 // --- the parts of the tab ---
 
 function field(name, {label, first, options, placeholder = ""}) {
-  const id = `kv-${name}`, commit = () => state.set({[name]: input.value.trim() === first ? null : input.value.trim()});
+  const id = `kv-${name}`, commit = () => {
+    if (input.value.trim() === "") input.value = first;
+    state.set({[name]: input.value.trim() === first ? null : input.value.trim()});
+  };
   const input = options
     ? element("select", {id, onchange: commit}, ...options.map(([value, textContent]) => element("option", {value, textContent})))
     : element("input", {id, placeholder, autocomplete: "off", inputMode: name === "budget" ? "text" : "numeric", onchange: commit});
@@ -334,13 +338,3 @@ const short = name => name.slice(name.lastIndexOf("/") + 1);
 
 // Only for how far the chart goes: what it means is the service's to read
 const longestOf = config => config?.max_position_embeddings ?? config?.text_config?.max_position_embeddings;
-
-function download(blob, name) {
-  const link = element("a", {href: URL.createObjectURL(blob), download: name});
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
-const curlOf = body => `curl "${new URL(PATH, root)}" -H "Content-Type: application/json" -H "Accept: text/csv" --data-binary @- <<'END'
-${visibleJson(body, 1)}
-END`;

@@ -85,7 +85,7 @@ def paste(page: Any, text: str) -> Any:
 
 
 def test_llama_2_keeps_half_a_mebibyte_a_token_and_two_gibibytes_at_4096(open_tab: OpenPage) -> None:
-    page = open_tab(f"&models={LLAMA}")
+    page = open_tab("&models=llama-2-7b")  # by an alias
     for told in ("512 KiB", "524.29 kB", "524,288 bytes", "2 GiB", "2.15 GB", "2,147,483,648 bytes", "MHA"):
         expect(row(page, LLAMA)).to_contain_text(told)
     expect(page.locator(".legend")).to_contain_text("2 GiB")
@@ -312,9 +312,7 @@ def test_what_cannot_be_read_or_answered_is_told_at_its_field(open_tab: OpenPage
     expect(page.locator(".legend li")).to_have_count(1)
 
 
-def test_exports_are_the_apis_bytes_and_the_curl_command_runs(
-    server: Server, open_tab: OpenPage, tmp_path: Path
-) -> None:
+def test_exports_are_the_apis_bytes_and_the_curl_command_runs(server: Server, open_tab: OpenPage) -> None:
     page = open_tab(f"&models={LLAMA},{GEMMA}&budget=24+GiB&scale=linear")
     request = {
         "model": LLAMA,
@@ -322,23 +320,24 @@ def test_exports_are_the_apis_bytes_and_the_curl_command_runs(
         "memory_budget_bytes": 24 * 2**30,
         "compare_models": [GEMMA],
     }
-    saved = {}
+    chart = "?width=960&scale=linear"
     for name, accept, query in (
-        ("CSV", "text/csv", ""),
-        ("SVG", "image/svg+xml", "?width=960&scale=linear"),
+        ("Sizes as CSV", "text/csv", ""),
+        ("Sizes as JSON", "application/json", ""),
+        ("Chart as SVG", "image/svg+xml", chart),
+        ("Chart as PNG", "image/png", chart),
     ):
         with page.expect_download() as download:
             page.get_by_role("button", name=name).click()
-        saved[name] = Path(download.value.path()).read_bytes()
-        assert download.value.suggested_filename == f"kv-cache.{name.lower()}"
-        assert saved[name] == server.post(f"/v1/kv-cache{query}", request, Accept=accept).data
+        saved = Path(download.value.path()).read_bytes()
+        assert download.value.suggested_filename == f"kv-cache.{name[-3:].lower().replace('son', 'json')}"
+        assert saved == server.post(f"/v1/kv-cache{query}", request, Accept=accept).data
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_text("The same by curl").click()
-    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copy curl command").click()
     expect(page.get_by_text("Copied.")).to_be_visible()
     command = page.evaluate("navigator.clipboard.readText()")
     run = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
-    assert run.stdout == saved["CSV"]
+    assert json.loads(run.stdout) == server.post("/v1/kv-cache", request).json
 
 
 def test_busy_is_told_and_waited_out(open_tab: OpenPage) -> None:
