@@ -24,7 +24,7 @@ async function showTab() {
   mounted.add(name);
   const status = element("p", {className: "status", role: "status"});
   at(name).replaceChildren(status);
-  await new Loading(status, at(name)).run("Loading …", async () => {
+  await new Loading(status, element("div")).run("Loading …", async () => {
     const {mount} = await import(TABS[name]).catch(error => {
       console.error(error);
       throw new Problem(0, null);

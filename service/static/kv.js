@@ -61,7 +61,7 @@ class Tab {
     this.scale = scaleSwitch();
     this.numbers = element("div", {className: "numbers"});
     this.export = new Export();
-    this.models = element("div", {className: "numbers"});
+    this.models = element("div", {className: "in-detail"});
     this.answers = element("div", {className: "answers", hidden: true}, this.drawing(), this.numbers, this.export.node, this.models);
     this.empty = element("p", {hidden: true, textContent: "Pick a model on the list, or paste a config.json."});
     const picker = element("div", {className: "picker"});

@@ -136,10 +136,10 @@ def test_what_is_shown_is_what_the_api_answers(
     for rate in answer["compare"].values():
         expect(others).to_contain_text(f"{rate['bytes_per_token']:,} bytes")
     for text in [answer["formula"], *answer["assumptions"], *answer["warnings"]]:
-        expect(page.locator(".numbers")).to_contain_text(text)
+        expect(page.locator(".answers")).to_contain_text(text)
     known = server.get(f"/v1/kv-cache/models/{request_['model']}").json
     for fact in (known["status"], known["source"], known["checked"], known["released"]):
-        expect(page.locator(".numbers")).to_contain_text(fact)
+        expect(page.locator(".answers")).to_contain_text(fact)
 
 
 def test_models_are_searched_and_picked_by_mouse_and_stand_in_the_address(open_tab: OpenPage) -> None:
@@ -244,7 +244,7 @@ def test_a_shared_link_shows_the_same_in_a_fresh_profile(open_tab: OpenPage, ope
     expect(row(page, QWEN)).to_be_visible()
     other = open_page(page.url)
     expect(row(other, QWEN)).to_be_visible()
-    for selector in (".numbers", ".legend", ".plot svg"):
+    for selector in (".numbers", ".in-detail", ".legend", ".plot svg"):
         assert other.locator(selector).inner_html() == page.locator(selector).inner_html()
     for label in ("Tokens", "Sequences", "Memory budget", "Type of keys and values", "Engine"):
         box = page.get_by_label(label, exact=True).input_value()

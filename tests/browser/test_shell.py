@@ -49,6 +49,7 @@ def test_the_weights_are_named_and_axe_finds_nothing(open_page: OpenPage, no_vio
         page = open_page(color_scheme=scheme)
         expect(page.locator("#model")).to_contain_text("qwen2.5-coder-0.5b-instruct")
         expect(page.locator("#service")).to_be_hidden()
+        expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=60_000)  # what is dimmed is pale
         no_violations(page)
 
 
