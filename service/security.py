@@ -118,7 +118,7 @@ class Links:
 
 
 def policies(media_type: str, *, framed: bool = False) -> dict[str, str]:
-    """What an answer tells browsers, whichever page asked; `framed`: pages of other origins may hold HTML in a frame."""
+    """What an answer tells browsers, whichever page asked; `framed`: other origins may hold HTML in a frame."""
     # Pictures and pages are there to be embedded; the rest is read by scripts, for which CORS speaks
     embedded = media_type.startswith("image/") or (media_type == "text/html" and framed)
     return {

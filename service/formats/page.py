@@ -11,7 +11,6 @@ from typing import Any, cast
 import orjson
 
 from service.formats import json
-from service.formats.head_grid import LABEL_COLORS, UNITS
 from service.formats.negotiation import Options
 from service.formats.views import text_views, visible
 
@@ -97,8 +96,6 @@ def _template(name: str, theme: str | None, view: str | None) -> tuple[bytes, by
     html = html.replace("{{csp}}", CONTENT_SECURITY_POLICY)
     html = html.replace("{{embed}}", f' class="embed" data-view="{view}"' if view else "")
     html = THEMES[theme or "auto"](html)
-    for place, table in (("{{colors}}", LABEL_COLORS), ("{{units}}", UNITS)):
-        html = html.replace(place, orjson.dumps(dict(table)).decode())
     before, after = html.split("{{data}}")
     return before.encode(), after.encode()
 

@@ -25,15 +25,19 @@ export function whenAKeyIsNeeded(ask) {
   askForKey = ask;
 }
 
+export const hasKey = () => key !== null;
+
 // A GET, or with `body` a POST, in the format that `accept` names. Busy and not ready are waited out as long as the service
 // says, and told to `waiting(problem, seconds)`. Throws Problem, or AbortError once `signal` is aborted
 export async function ask(path, {body, accept = "application/json", signal, waiting = () => {}} = {}) {
   for (let waits = 0; ; waits++) {
+    const used = key;
     try {
       return await once(path, {body, accept, signal});
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       if (error.status === 401) {
+        if (used !== key) continue;  // another question was given one meanwhile
         const given = await askForKey(error.message);
         if (given === null) throw error;
         sessionStorage.setItem("key", key = given);

@@ -1,3 +1,295 @@
-export function mount(panel) {
-  panel.textContent = "…";
+// The tab Attention: a text, the mosaic of all heads, and the map of one of them, or of two side by side
+
+import {element, visible} from "./common.js";
+import {Problem} from "./api.js";
+import {Answers} from "./answers.js";
+import {Export} from "./export.js";
+import {nameOf} from "./grid.js";
+import {Loading} from "./loading.js";
+import {MapView} from "./map.js";
+import {Mosaic} from "./mosaic.js";
+import * as state from "./state.js";
+
+const FIRST = {text: "The cat sat on the mat because it was tired.", layer: 5, head: 5};
+const EXAMPLES = {
+  "the article’s": FIRST.text,
+  "repetition": "one two three four five one two three four five one two three four five",
+  "two pronouns": "When Anna met Maria in the library, she told her that the book was not hers.",
+  "code": "def mean(values):\n    total = sum(values)\n    return total / len(values)\n",
+  "German": "Der Hund bellte den Briefträger an, weil er ihn nicht kannte.",
+  "Arabic": "جلس القط على السجادة لأنه كان متعبا.",
+  "long": "The committee that had reviewed the proposals of the three universities decided that none of them was ready. Each of them " +
+    "relied on measurements that nobody outside the group had been able to repeat, and the one that looked best in the summary was the " +
+    "one that had left out the most. So the committee asked for the raw data, and waited. When it came, most of it was empty.",
+};
+
+export async function mount(panel, model) {
+  const tab = new AttentionTab(panel);
+  tab.start(await model);
+}
+
+class AttentionTab {
+  constructor(panel) {
+    Object.assign(this, {panel, scores: null, scored: null, maps: undefined, fetched: null, stale: true, compared: null, next: null});
+    panel.classList.add("attention-tab", "head-scores");
+    this.form = this.buildForm();
+    const [reading, scoring, fetching] = ["", "", ""].map(() => element("p", {className: "status", role: "status"}));
+    this.mosaicPart = element("div", {className: "mosaic"});
+    [this.left, this.right] = ["left", "right"].map(buildView);
+    this.left.view = new MapView(this.left.map, {onPoint: token => this.right.view.point(token)});
+    this.right.view = new MapView(this.right.map, {onPoint: token => { if (this.compared) this.left.view.point(token); }});
+    this.compareButton = element("button", {type: "button", onclick: () => state.set({compare: this.compared ? null : this.kept.name})});
+    this.compareHint = element("span", {className: "quiet"});
+    this.views = element("div", {className: "views"}, this.left.part, this.right.part);
+    this.export = new Export();
+    this.numbers = buildNumbers();
+    this.warnings = element("ul", {className: "warnings", hidden: true});
+    const heads = element("section", {className: "heads", ariaLabel: "The head"},
+      element("div", {className: "controls"}, this.compareButton, this.compareHint), fetching, this.views,
+      this.export.node, this.numbers.part);
+    this.result = element("div", {className: "result"},
+      element("section", {className: "all-heads", ariaLabel: "All heads"}, scoring, this.mosaicPart), heads);
+    this.reading = new Loading(reading, this.result);
+    this.scoring = new Loading(scoring, this.mosaicPart);
+    this.fetching = new Loading(fetching, this.views);
+    panel.replaceChildren(this.form, reading, this.warnings, this.result);
+    this.fillForm();
+  }
+
+  buildForm() {
+    this.text = element("textarea", {rows: 2, dir: "auto", spellcheck: false});
+    this.text.addEventListener("keydown", event => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
+    });
+    this.unit = element("select", {onchange: () => state.set({unit: this.unit.value === "word" ? "word" : null})},
+      element("option", {textContent: "token"}), element("option", {textContent: "word"}));
+    this.drop = element("input", {type: "checkbox", onchange: () => state.set({first_token: this.drop.checked ? "drop" : null})});
+    this.length = element("span", {className: "quiet"});
+    const examples = Object.entries(EXAMPLES).map(([textContent, text]) => element("button", {type: "button", textContent, onclick: () => {
+      this.text.value = text;
+      this.submit();
+    }}));
+    const submit = event => {
+      event.preventDefault();
+      this.submit();
+    };
+    return element("form", {className: "asking", onsubmit: submit},
+      element("label", {className: "text"}, "Text", this.text),
+      element("div", {className: "controls"}, element("button", {textContent: "Look", className: "look", title: "Ctrl+Enter"}),
+        element("label", {}, "Unit ", this.unit),
+        element("label", {title: "Takes its column away and renormalises the rest: many heads rest on the first token"},
+          this.drop, "Drop the first token (the sink)"), this.length),
+      element("div", {className: "controls examples", role: "group", ariaLabel: "Examples"},
+        element("span", {className: "quiet", textContent: "Examples"}), ...examples));
+  }
+
+  start(model) {
+    const upTo = many => Array.from({length: many}, (_, index) => index);
+    this.answers = new Answers(model);
+    this.mosaic = new Mosaic(this.mosaicPart, {
+      layers: upTo(model.layers), heads: upTo(model.heads),
+      onShow: (cell, kept) => this.onShow(cell, kept),
+      onColor: ({by, kind, only}) =>
+        state.set({by: by === "label" ? null : by, kind: kind === "score" ? null : kind, label: only}, {replace: true}),
+    });
+    state.subscribe(names => this.onState(names));
+    this.keep();
+    this.color();
+    this.read();
+  }
+
+  // --- the address ---
+
+  get question() {
+    const body = {text: state.get("text", FIRST.text)};
+    if (state.get("unit") === "word") body.unit = "word";
+    if (state.get("first_token") === "drop") body.first_token = "drop";
+    return body;
+  }
+
+  // The first head where the address names one that is not there
+  get kept() {
+    const {grid} = this.mosaic;
+    return grid.at(nameOf({layer: state.integer("layer") ?? FIRST.layer, head: state.integer("head") ?? FIRST.head})) ?? grid.cells[0];
+  }
+
+  fillForm() {
+    const {text, unit, first_token} = this.question;
+    this.text.value = text;
+    this.unit.value = unit ?? "token";
+    this.drop.checked = first_token === "drop";
+  }
+
+  onState(names) {
+    const any = (...some) => some.some(name => names.has(name));
+    if (any("text", "unit", "first_token")) {
+      this.fillForm();
+      this.stale = true;
+    }
+    if (any("by", "kind", "label")) this.color();
+    if (any("layer", "head", "compare")) this.keep();
+    // The other tabs have the same text, and may change it
+    if (this.stale && state.get("tab", "attention") === "attention") this.read();
+  }
+
+  color() {
+    const by = state.get("by", "label");
+    this.mosaic.color({by, kind: state.get("kind") === "excess" ? "excess" : "score", only: state.get("label")});
+    this.showLater(this.mosaic.grid.current);
+    this.offer();
+  }
+
+  keep() {
+    const {grid} = this.mosaic, {kept} = this;
+    this.compared?.node.classList.remove("compared");
+    this.compared = grid.at(state.get("compare"));
+    this.compared?.node.classList.add("compared");
+    this.left.part.hidden = !this.compared;
+    this.views.classList.toggle("two", Boolean(this.compared));
+    this.compareButton.textContent = this.compared ? "Show one head" : "Compare with another head";
+    this.compareHint.textContent = this.compared === kept ? "Choose the other head in the grid." : "";
+    if (grid.pinned !== kept) grid.pin(kept.name);
+    this.showLater(kept);
+    this.offer();
+  }
+
+  onShow(cell, kept) {
+    if (kept && cell !== this.kept) state.set({layer: cell.layer, head: cell.head});
+    else this.showLater(cell);
+  }
+
+  submit() {
+    const text = this.text.value;
+    if (!text.trim()) {
+      this.reading.fail(new Problem(422, {detail: "The text is empty. Type a sentence, or take an example."}));
+      this.text.focus();
+    } else if (text === this.question.text) this.read();
+    else state.set({text: text === FIRST.text ? null : text});
+  }
+
+  // --- asking ---
+
+  read() {
+    const {question} = this;
+    this.stale = false;
+    this.maps = undefined;
+    this.fetched = null;
+    this.fetching.run("", async () => {});  // overtakes what is under way
+    this.reading.run("Reading the text …", async (signal, waiting) => {
+      try {
+        this.maps = await this.answers.maps(question, {signal, waiting});
+      } catch (error) {
+        if (error.name !== "AbortError") this.result.hidden = true;  // it is of another text
+        throw advised(error);
+      }
+      this.result.hidden = false;
+      this.mosaic.draw(this.maps);
+      this.show(this.mosaic.grid.current);
+      this.tell();
+    });
+    this.scoring.run("Scoring the heads …", async (signal, waiting) => {
+      this.scores = await this.answers.scores(question.text, {signal, waiting});
+      this.scored = question.text;
+      this.mosaic.fill(this.scores);
+      this.show(this.mosaic.grid.current);
+      this.tell();
+    });
+    this.offer();
+  }
+
+  // Where the text is too long for all maps at once: those of the views alone
+  fetch(views) {
+    const {question} = this, wanted = views.map(([, {name}]) => name).join();
+    if (this.fetched === wanted) return;
+    this.fetched = wanted;
+    this.fetching.run("Asking for the map …", async (signal, waiting) => {
+      try {
+        for (const [{view}, cell] of views) {
+          const maps = await this.answers.map(question, cell, {signal, waiting});
+          view.show(maps.of(cell.name));
+          this.tell(maps);
+        }
+      } catch (error) {
+        if (this.fetched === wanted) this.fetched = null;
+        throw error;
+      }
+    });
+  }
+
+  // --- what is shown ---
+
+  // At most once a frame, however fast the pointer goes over the grid
+  showLater(cell) {
+    if (this.next === null) {
+      requestAnimationFrame(() => {
+        const last = this.next;
+        this.next = null;
+        this.show(last);
+      });
+    }
+    this.next = cell;
+  }
+
+  show(cell) {
+    const {shown} = this.mosaic, scores = this.scored === this.question.text ? this.scores : null;
+    const views = [[this.right, cell], ...this.compared ? [[this.left, this.compared]] : []];
+    for (const [{headline, view}, one] of views) {
+      const head = scores?.byName.get(one.name), note = one === this.kept && !this.compared ? "kept" : "";
+      headline.replaceChildren(...head ? scores.headline(head, shown, note) :
+        [element("h2", {textContent: `Layer ${one.layer}, head ${one.head}`})]);
+      if (this.maps) view.show(this.maps.of(one.name));
+    }
+    if (this.maps === null && cell === this.kept) this.fetch(views);
+    this.numbers.part.hidden = !scores;
+    if (scores) this.numbers.fill(scores, scores.byName.get(cell.name), shown.by);
+  }
+
+  // How long the text is, and what the answers warn of
+  tell(maps = this.maps) {
+    if (maps) this.length.textContent = plural(maps.axis.length, this.question.unit ?? "token");
+    const notes = new Set([...maps?.warnings ?? [], ...this.scores?.warnings ?? []].map(one => one.message));
+    if (this.maps === null) {
+      notes.add(`All maps at once are sent of up to ${plural(this.answers.longest, this.question.unit ?? "token")}. ` +
+        "This text is longer: click a head, or press Enter on it, to get its map.");
+    }
+    this.warnings.replaceChildren(...[...notes].map(note => element("li", {textContent: visible(note)})));
+    this.warnings.hidden = !notes.size;
+  }
+
+  offer() {
+    const {question} = this, heads = this.compared && this.compared !== this.kept ? [this.compared, this.kept] : [this.kept];
+    const maps = heads.map(({layer, head, name}) => ({
+      what: `Map of ${name}`, path: "v1/attention", body: {...question, layers: [layer], heads: [head]}, file: `attention-${name}`,
+    }));
+    const {by} = this.mosaic.shown;
+    const all = {what: "All heads", path: by === "label" ? "v1/heads" : `v1/heads?color=${encodeURIComponent(by)}`, body: {text: question.text}, file: "heads"};
+    this.export.offer([...maps, all], maps);
+  }
+}
+
+const plural = (many, what) => `${many.toLocaleString("en")} ${what}${many === 1 ? "" : "s"}`;
+
+function advised(error) {
+  if (!(error instanceof Problem && error.has("text_too_long"))) return error;
+  return new Problem(error.status, {...error.body, detail: `${error.message} Look at a part of it.`});
+}
+
+function buildView(className) {
+  const headline = element("div", {className: "headline"}), map = element("div");
+  return {headline, map, part: element("article", {className}, headline, map)};
+}
+
+function buildNumbers() {
+  const names = element("thead"), rows = element("tbody");
+  const legend = element("p", {className: "hint"}, element("span", {className: "tick"}), " baseline \u2002 ",
+    element("span", {className: "tick threshold"}), " threshold");
+  const table = element("div", {className: "table", role: "region", ariaLabel: "All scores of the head", tabIndex: 0},
+    element("table", {}, names, rows), legend);
+  return {
+    part: element("details", {open: true, hidden: true}, element("summary", {textContent: "All scores of the head"}), table),
+    fill(scores, head, by) {
+      names.replaceChildren(scores.header());
+      rows.replaceChildren(...scores.rows(head, by));
+    },
+  };
 }

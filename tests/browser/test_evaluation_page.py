@@ -244,9 +244,9 @@ def test_pointing_at_a_head_reads_out_what_the_answer_holds(ask: Open, view: Ope
             for bar, name in zip(bars, names, strict=True):
                 check_bar(bar, one[name], answer["parts"].get(name))
             assert f"Balanced accuracy {100 * one['balanced']:.0f} %" in text_of(page, "#head")
-    dots = page.evaluate("Array.from(document.querySelectorAll('#cells .listed'), one => one.place.name)")
+    dots = page.evaluate("Array.from(document.querySelectorAll('#cells .listed'), one => one.dataset.name)")
     assert set(dots) == {name_of(one) for one in answer["heads"]}
-    assert page.evaluate("document.querySelector('#cells .best').place.name") == name_of(answer["best"])
+    assert page.evaluate("document.querySelector('#cells .best').dataset.name") == name_of(answer["best"])
 
 
 def test_colours_say_how_far_from_chance_a_head_is(ask: Open, view: Open) -> None:

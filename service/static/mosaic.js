@@ -1,0 +1,117 @@
+// The mosaic: the grid of all heads, coloured by their labels or a score, with a small map in each cell
+
+import {element, fill} from "./common.js";
+import {HeadGrid} from "./grid.js";
+
+const LEVELS = 256;
+const HINT = "Point at a head, or move with the arrow keys; click or Enter keeps it, Escape goes back to the kept one. Press a label to see only its heads.";
+const SMALL_MAPS = "In each cell: its map, queries down, keys across, darker for more weight (square root); the colour stands where a token cannot look, ahead.";
+
+export class Mosaic {
+  // `onShow`: see HeadGrid. `onColor({by, kind, only})` is called when the user chooses other colours
+  constructor(root, {layers, heads, onShow, onColor}) {
+    Object.assign(this, {scores: null, maps: null, shown: {by: "label", kind: "score", only: null}});
+    const change = changes => onColor({...this.shown, ...changes});
+    this.legend = element("div", {className: "legend", role: "group", ariaLabel: "Labels: press one to see only its heads"});
+    this.legend.addEventListener("click", event => {
+      const label = event.target.closest("button")?.value;
+      if (label) change({only: label === this.shown.only ? null : label});
+    });
+    this.by = element("select", {onchange: () => change({by: this.by.value})});
+    this.kind = element("select", {onchange: () => change({kind: this.kind.value})});
+    fill(this.kind, ["score", "excess"]);
+    this.kindChoice = element("label", {}, "Show ", this.kind);
+    this.scale = element("div", {className: "scale"});
+    this.hint = element("p", {className: "hint"});
+    const table = element("table", {role: "grid", ariaLabel: "Heads: arrow keys move, Enter keeps"},
+      element("caption", {textContent: "layers ↓ \u00a0 heads →"}));
+    this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow});
+    root.replaceChildren(this.legend,
+      element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice), this.scale,
+      element("div", {className: "cells"}, table), this.hint);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.maps));
+    this.paint();
+  }
+
+  color(shown) {
+    this.shown = shown;
+    this.paint();
+  }
+
+  // Scores of the text's heads, null while there are none
+  fill(scores) {
+    this.scores = scores;
+    this.paint();
+  }
+
+  paint() {
+    const {grid, scores, maps} = this;
+    this.legend.hidden = this.by.disabled = !scores;
+    this.hint.textContent = `${HINT} ${maps ? SMALL_MAPS : ""}`;
+    if (!scores) {
+      grid.paint(({node, layer, head}) => { node.ariaLabel = `Layer ${layer}, head ${head}`; });
+      return;
+    }
+    // A shared address may name a score that this answer has not
+    const shown = ["label", ...scores.measures].includes(this.shown.by) ? this.shown : {...this.shown, by: "label"};
+    if (this.legend.childElementCount === 0 || this.drawn !== scores) {
+      this.legend.replaceChildren(...scores.legend());
+      this.drawn = scores;
+    }
+    fill(this.by, ["label", ...scores.measures]);
+    this.by.value = shown.by;
+    this.kind.value = shown.kind;
+    this.kindChoice.hidden = shown.by === "label" || shown.by === "entropy";
+    for (const button of this.legend.children) button.ariaPressed = String(button.value === shown.only);
+    grid.paint(cell => scores.paint(cell, shown, maps ? wedges : undefined));
+    this.scale.replaceChildren(...scores.scale(grid.cells, shown));
+  }
+
+  // The small maps; null where there are none of all heads
+  draw(maps) {
+    this.maps = maps;
+    this.grid.table.classList.toggle("with-maps", Boolean(maps));
+    if (maps) {
+      const width = maps.axis.length, height = maps.rows.length, palette = inks();
+      const picture = new ImageData(width, height), pixels = new Uint32Array(picture.data.buffer);
+      this.grid.table.classList.toggle("coarse", width < 24);
+      this.grid.paint(({name, node}) => {
+        shade(pixels, maps.flat(name), maps.rows, width, palette);
+        const canvas = node.firstChild ?? node.appendChild(element("canvas", {ariaHidden: "true"}));
+        canvas.width = width;
+        canvas.height = height;
+        canvas.getContext("2d").putImageData(picture, 0, 0);
+      });
+    }
+    this.paint();
+  }
+}
+
+// Square roots, or all but the strongest weights would be white; what lies ahead stays transparent
+function shade(pixels, weights, rows, width, palette) {
+  let most = 0;
+  for (let place = 0; place < weights.length; place++) if (weights[place] > most) most = weights[place];
+  const factor = most > 0 ? 1 / most : 0;
+  rows.forEach((query, row) => {
+    for (let key = 0, place = row * width; key < width; key++, place++) {
+      pixels[place] = key > query ? 0 : palette[Math.floor((LEVELS - 1) * Math.sqrt(Math.max(0, weights[place] || 0) * factor))];
+    }
+  });
+}
+
+// From paper to ink, as pixels
+function inks() {
+  const style = getComputedStyle(document.body), channels = color => color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  const paper = channels(style.backgroundColor), ink = channels(style.color);
+  const bytes = new Uint8ClampedArray(4 * LEVELS);
+  for (let level = 0; level < LEVELS; level++) {
+    bytes.set([...paper.map((from, i) => from + level / (LEVELS - 1) * (ink[i] - from)), 255], 4 * level);
+  }
+  return new Uint32Array(bytes.buffer);
+}
+
+// Several labels in the half of the cell that a causal map leaves free
+function wedges(colors) {
+  const angle = 90 / colors.length, stops = colors.map((color, i) => `${color} ${i * angle}deg ${(i + 1) * angle}deg`);
+  return stops.length ? `conic-gradient(from 180deg at 100% 0, ${stops.join()})` : "";
+}
