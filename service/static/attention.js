@@ -133,8 +133,8 @@ class AttentionTab {
   }
 
   color() {
-    const by = state.get("by", "label");
-    this.mosaic.color({by, kind: state.get("kind") === "excess" ? "excess" : "score", only: state.get("label")});
+    const alone = ["label", "entropy"].includes(state.get("by", "label"));
+    this.mosaic.color({by: state.get("by", "label"), kind: !alone && state.get("kind") === "excess" ? "excess" : "score", only: state.get("label")});
     this.showLater(this.mosaic.grid.current);
     this.offer();
   }
