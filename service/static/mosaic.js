@@ -46,17 +46,18 @@ export class Mosaic {
     this.paint();
   }
 
-  // The scores of the text's heads
+  // The scores of the text's heads; null while there are none
   fill(scores) {
     this.scores = scores;
-    this.legend.replaceChildren(...scores.legend());
+    this.legend.replaceChildren(...scores?.legend() ?? emptyLegend());
+    this.scale.replaceChildren();
     this.paint();
   }
 
   paint() {
     const {grid, scores, maps, shown} = this;
     this.hint.textContent = `${HINT} ${maps ? SMALL_MAPS : ""}`;
-    if (!scores) return grid.paint(({node, layer, head}) => { node.ariaLabel = `Layer ${layer}, head ${head}`; });
+    if (!scores) return grid.paint(blank);
     for (const button of this.legend.children) button.ariaPressed = String(button.value === shown.only);
     grid.paint(cell => scores.paint(cell, shown, maps ? wedges : undefined));
     this.scale.replaceChildren(...scores.scale(grid.cells, shown));
@@ -80,6 +81,12 @@ export class Mosaic {
     }
     this.paint();
   }
+}
+
+function blank({node, layer, head}) {
+  node.style.backgroundImage = "";
+  node.classList.remove("missing", "outlined", "borderline", "dim");
+  node.ariaLabel = `Layer ${layer}, head ${head}`;
 }
 
 // Square roots, or all but the strongest weights would be white; what lies ahead stays transparent
