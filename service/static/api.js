@@ -31,11 +31,13 @@ export const hasKey = () => key !== null;
 // says, and told to `waiting(problem, seconds)`. Throws Problem, or AbortError once `signal` is aborted
 export async function ask(path, {body, accept = "application/json", signal, waiting = () => {}} = {}) {
   for (let waits = 0; ; waits++) {
+    const used = key;
     try {
       return await once(path, {body, accept, signal});
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       if (error.status === 401) {
+        if (used !== key) continue;  // another question was given one meanwhile
         const given = await askForKey(error.message);
         if (given === null) throw error;
         sessionStorage.setItem("key", key = given);

@@ -1,7 +1,7 @@
 // The page: its tabs, what the service says of itself, and the key it may want
 
 import {at, element, provenance, replacement, visible} from "./common.js";
-import {ask, askJson, whenAKeyIsNeeded} from "./api.js";
+import {Problem, ask, askJson, whenAKeyIsNeeded} from "./api.js";
 import {Loading} from "./loading.js";
 import * as state from "./state.js";
 
@@ -22,7 +22,16 @@ async function showTab() {
   document.title = `${tabs.find(tab => tab.value === name).textContent}: what a language model looks at`;
   if (mounted.has(name)) return;
   mounted.add(name);
-  (await import(TABS[name])).mount(at(name), model);
+  const status = element("p", {className: "status", role: "status"});
+  at(name).replaceChildren(status);
+  await new Loading(status, element("div")).run("Loading …", async () => {
+    const {mount} = await import(TABS[name]).catch(error => {
+      console.error(error);
+      throw new Problem(0, null);
+    });
+    status.remove();
+    mount(at(name), model);
+  });
 }
 
 const go = tab => state.set({tab: tab.value === "attention" ? null : tab.value});
@@ -40,10 +49,11 @@ state.subscribe(names => { if (names.has("tab")) showTab(); });
 
 whenAKeyIsNeeded(why => new Promise(resolve => {
   at("key-why").textContent = why;
+  at("key").addEventListener("close", () => resolve(at("key").returnValue === "use" ? at("key-value").value : null), {once: true});
+  if (at("key").open) return;
   at("key-value").value = "";
   at("key").returnValue = "";
-  at("key").addEventListener("close", () => resolve(at("key").returnValue === "use" ? at("key-value").value : null), {once: true});
-  if (!at("key").open) at("key").showModal();
+  at("key").showModal();
 }));
 
 // --- the service and its model ---

@@ -4,7 +4,8 @@ import {element, visibleJson} from "./common.js";
 import {ask, hasKey, root} from "./api.js";
 import {Loading} from "./loading.js";
 
-const FORMATS = {SVG: ["image/svg+xml", "svg"], PNG: ["image/png", "png"], CSV: ["text/csv", "csv"]};
+const FORMATS = {SVG: ["image/svg+xml", "svg"], PNG: ["image/png", "png"], CSV: ["text/csv", "csv"], JSON: ["application/json", "json"]};
+const SHOWN = ["SVG", "PNG", "CSV"];
 
 export class Export {
   constructor() {
@@ -20,11 +21,11 @@ export class Export {
       element("details", {}, element("summary", {textContent: "The same with curl"}), this.command));
   }
 
-  // `questions`: [{what, path, body, file}, …], POSTs; `commands`: those that stand as commands
+  // `questions`: [{what, path, body, file, formats}, …], POSTs; `commands`: those that stand as commands
   offer(questions, commands = questions) {
     this.files.replaceChildren(...questions.map(question => element("div", {className: "files", role: "group", ariaLabel: question.what},
       element("span", {className: "quiet", textContent: question.what}),
-      ...Object.keys(FORMATS).map(format => element("button",
+      ...(question.formats ?? SHOWN).map(format => element("button",
         {type: "button", textContent: format, ariaLabel: `${question.what} as ${format}`, onclick: () => this.save(question, format)})))));
     this.command.textContent = commands.map(curl).join("\n\n");
   }

@@ -1,3 +1,340 @@
+// The KV cache tab: how many bytes models keep for so many tokens, and what fits. Needs no loaded model
+
+import {element, visible} from "./common.js";
+import {Problem, askJson} from "./api.js";
+import {Export} from "./export.js";
+import {Loading} from "./loading.js";
+import * as state from "./state.js";
+import {binary, decimal, exact, grouped, parseBytes} from "./bytes.js";
+import {Chart, stopsFor, swatch} from "./kv_chart.js";
+import {MOST, Picker} from "./kv_picker.js";
+import {comparison, details, warnings} from "./kv_numbers.js";
+
+const PATH = "v1/kv-cache";
+// One of each arrangement of keys and values, and one with sliding windows
+const FIRST = ["meta-llama/Llama-2-7b-hf", "meta-llama/Llama-3.1-8B", "google/gemma-3-4b-it", "deepseek-ai/DeepSeek-V3"];
+const NONE = "none";  // no model is picked: the address cannot hold an empty list
+const OWN = "your config";
+const ASSUMED_LONGEST = 131072;
+const MOST_CURVES = 200;
+
+const DTYPES = [
+  "auto", "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "mxfp4",
+  "nvfp4", "int8_per_token_head", "fp8_per_token_head", "fp8_ds_mla",
+];
+const ENGINES = {
+  "ideal": "ideal", "vllm": "vLLM reserves", "llama.cpp": "llama.cpp reserves", "hf": "transformers keeps",
+  "no-swa": "without windows",
+};
+
+// In the address: {its name there, its member of the request, what is read from the text or null where it is none}
+const integer = text => /^\d{1,15}$/.test(text.replaceAll(/[ ,_]/g, "")) ? Number(text.replaceAll(/[ ,_]/g, "")) : null;
+const oneOf = names => text => names.includes(text) ? text : null;
+const WHOLE = "A whole number, please.";
+const SETTINGS = {
+  tokens: {label: "Tokens", member: "tokens", first: "4096", read: integer, wrong: WHOLE},
+  sequences: {label: "Sequences", member: "batch", first: "1", read: integer, wrong: WHOLE},
+  dtype: {label: "Type of keys and values", member: "dtype", first: "auto", read: oneOf(DTYPES), wrong: `One of ${DTYPES.join(", ")}.`,
+    options: DTYPES.map(name => [name, name === "auto" ? "auto: as the model" : name])},
+  engine: {label: "Engine", member: "engine", first: "ideal", read: oneOf(Object.keys(ENGINES)), wrong: `One of ${Object.keys(ENGINES).join(", ")}.`,
+    options: Object.entries(ENGINES)},
+  budget: {label: "Memory budget", member: "memory_budget_bytes", first: "", read: parseBytes, placeholder: "24 GiB, 24 GB",
+    wrong: "As 24 GiB (powers of 1024), 24 GB (powers of 1000), or in bytes."},
+  encoder_tokens: {label: "Encoder tokens", member: "encoder_tokens", first: "", read: integer, wrong: WHOLE, placeholder: "the model's own"},
+};
+
 export function mount(panel) {
-  panel.textContent = "…";
+  new Tab(panel).start();
 }
+
+class Tab {
+  constructor(panel) {
+    this.presets = new Map();
+    this.config = null;
+    this.curves = new Map();  // by what was asked
+    this.kept = null;  // the line that the legend keeps in front
+    this.status = element("p", {className: "status", role: "status"});
+    this.fields = Object.fromEntries(Object.entries(SETTINGS).map(([name, setting]) => [name, field(name, setting)]));
+    this.legend = element("ul", {className: "legend", ariaLabel: "Lines"});
+    this.read = element("p", {className: "read"});
+    this.plot = element("div", {className: "plot"});
+    this.scale = scaleSwitch();
+    this.numbers = element("div", {className: "numbers"});
+    this.export = new Export();
+    this.models = element("div", {className: "in-detail"});
+    this.answers = element("div", {className: "answers", hidden: true}, this.drawing(), this.numbers, this.export.node, this.models);
+    this.empty = element("p", {hidden: true, textContent: "Pick a model on the list, or paste a config.json."});
+    const picker = element("div", {className: "picker"});
+    panel.replaceChildren(element("div", {className: "kv"}, picker, element("div", {className: "main"},
+      element("div", {className: "controls settings"}, ...Object.values(this.fields).map(({box}) => box)),
+      this.status, this.empty, this.answers)));
+    this.picker = new Picker(picker, {
+      onPick: ids => state.set({models: ids.length ? ids.join(",") : NONE}),
+      onConfig: config => { this.config = config; this.refresh(); },
+    });
+    this.chart = new Chart(this.plot, {onPoint: tokens => this.readOff(tokens), onChoose: tokens => state.set({tokens})});
+    this.loading = new Loading(this.status, this.answers);
+  }
+
+  start() {
+    this.listing = new Loading(this.status, this.answers);
+    this.listing.run("Asking which models are known …", async (signal, waiting) => {
+      const {models} = await askJson(`${PATH}/models`, {signal, waiting});
+      this.presets = new Map(models.flatMap(preset => [preset.id, ...preset.aliases].map(name => [name.toLowerCase(), preset])));
+      this.picker.fill(models);
+      state.subscribe(names => {
+        if (["models", ...Object.keys(SETTINGS)].some(name => names.has(name))) this.refresh();
+        else if (names.has("scale")) this.draw();
+      });
+      this.refresh();
+    });
+  }
+
+  // --- what is asked ---
+
+  picked() {
+    const given = state.get("models");
+    if (given === null) return FIRST;
+    const ids = given === NONE ? [] : given.split(",").filter(Boolean).map(name => this.preset(name)?.id ?? name);
+    return [...new Set(ids)].slice(0, MOST);
+  }
+
+  preset(name) {
+    return this.presets.get(name.toLowerCase());
+  }
+
+  // The settings as the request has them; null when one cannot be read, which is told at its field
+  settings() {
+    const values = {};
+    let wrong = false;
+    for (const [name, setting] of Object.entries(SETTINGS)) {
+      const text = state.get(name, setting.first), {input} = this.fields[name];
+      input.value = text;
+      const value = text === "" ? undefined : setting.read(text);
+      this.tell(name, value === null ? setting.wrong : "");
+      wrong ||= value === null;
+      values[name] = value;
+    }
+    this.fields.budget.hint.textContent = values.budget ? `= ${exact(values.budget)}, ${decimal(values.budget)}` : "";
+    return wrong ? null : values;
+  }
+
+  tell(name, problem) {
+    this.fields[name].problem.textContent = problem;
+    this.fields[name].input.ariaInvalid = String(problem !== "");
+  }
+
+  entries() {
+    const named = this.picked().map(id => ({name: id, preset: this.preset(id), source: {model: id}}));
+    const own = this.config === null ? [] : [{name: typeof this.config.model_type === "string" ? `${OWN}: ${this.config.model_type}` : OWN, source: {config: this.config}}];
+    return [...named.slice(0, MOST - own.length), ...own].map((entry, index) => ({...entry, index}));
+  }
+
+  members(values) {
+    const given = Object.entries(values).filter(([name, value]) => value !== undefined && (name === "tokens" || String(value) !== SETTINGS[name].first));
+    return Object.fromEntries(given.map(([name, value]) => [SETTINGS[name].member, value]));
+  }
+
+  refresh() {
+    const values = this.settings(), entries = this.entries();
+    this.picker.show(this.picked());
+    this.showEncoder(entries, values);
+    this.empty.hidden = entries.length > 0;
+    if (!values || !entries.length) {
+      this.answers.hidden = true;
+      this.loading.run("", async () => {});  // what is still asked for is of no use any more
+      return;
+    }
+    const known = entries.map(({preset, source}) => preset ? preset.max_tokens : longestOf(source.config)).filter(Number.isSafeInteger);
+    const stops = stopsFor(Math.max(values.tokens, ...known.length ? known : [ASSUMED_LONGEST]), known, values.tokens);
+    const members = this.members(values);
+    this.loading.run("Asking …", async (signal, waiting) => {
+      const told = await Promise.all(entries.map(async entry => {
+        const asked = answered(entry, {...entry.source, ...members, detail: "layers"}, {signal, waiting});
+        const [one, curve] = await Promise.all([asked, this.curve(entry, {...members, tokens: stops}, {signal, waiting})]);
+        return {...one, points: one.answer ? pointsOf(one.answer, curve) : null};
+      }));
+      this.answered = {entries: told, values, stops: [...new Set([...stops, values.tokens])].sort((one, other) => one - other)};
+      this.answers.hidden = false;
+      this.place(told);
+      this.draw();
+      this.write();
+    });
+  }
+
+  // The chart's points: asked for by themselves, as what is said of very long sequences is no answer to the user's question
+  async curve({source}, {memory_budget_bytes: _, ...members}, options) {
+    const body = {...source, ...members}, key = JSON.stringify(body);
+    if (!this.curves.has(key)) {
+      const {answer, problem} = await answered({}, body, options);
+      if (problem) return null;
+      if (this.curves.size > MOST_CURVES) this.curves.clear();
+      this.curves.set(key, answer);
+    }
+    return this.curves.get(key);
+  }
+
+  // Encoders are few: what is said of them is asked for where it matters
+  showEncoder(entries, values) {
+    const needed = entries.some(({preset}) => preset && preset.fixed_bytes_per_sequence === null);
+    this.fields.encoder_tokens.box.hidden = !(needed || this.config !== null || values?.encoder_tokens);
+  }
+
+  // Problems stand at the field that they are of
+  place(entries) {
+    const own = entries.find(({source}) => source.config);
+    this.picker.tell(own?.problem && !this.ofField(own.problem) ? own.problem.errors.map(told).join(" ") || own.problem.message : null);
+    for (const {problem} of entries) {
+      const name = problem && this.ofField(problem);
+      if (name) this.tell(name, visible(told(problem.errors[0])));
+    }
+  }
+
+  ofField(problem) {
+    const member = problem.errors[0]?.pointer.split("/")[1];
+    return Object.keys(SETTINGS).find(name => SETTINGS[name].member === member);
+  }
+
+  // --- what is shown ---
+
+  drawing() {
+    return element("section", {ariaLabel: "Chart"},
+      element("div", {className: "controls"}, element("h2", {textContent: "Bytes against tokens"}), this.scale),
+      element("div", {className: "chart"}, this.plot, this.read, this.legend),
+      element("p", {className: "hint", textContent: "Point, or use the arrow keys on the chart, to read off; click or Enter takes that number of tokens. A line is dotted beyond its model's maximum."}));
+  }
+
+  draw() {
+    const log = state.get("scale") !== "linear";
+    for (const input of this.scale.querySelectorAll("input")) input.checked = (input.value === "log") === log;
+    if (!this.answered) return;
+    if (this.answered.entries.some(({answer}) => answer)) this.offer();
+    const {entries, values, stops} = this.answered, drawn = entries.filter(({answer}) => answer);
+    this.plot.hidden = !drawn.length;
+    const lines = drawn.map(({name, index, answer, points, preset}) => ({
+      name: short(name), index, points, most: preset?.max_tokens ?? null, fits: answer.max_tokens?.per_sequence ?? null,
+    }));
+    this.lines = new Map(lines.map(line => [line.index, line]));
+    const focused = [...this.legend.querySelectorAll("button")].indexOf(document.activeElement);
+    this.legend.replaceChildren(...entries.map(entry => this.legendItem(entry)));
+    this.legend.querySelectorAll("button")[focused]?.focus();
+    if (!drawn.some(({index}) => index === this.kept)) this.kept = null;
+    this.chart.strong = this.kept;
+    if (lines.length) this.chart.show({lines, stops, budget: values.budget, log, asked: values.tokens});
+    this.readOff(null);
+  }
+
+  legendItem({name, index, source}) {
+    const size = element("span", {className: "size", textContent: "–"});
+    size.dataset.index = index;
+    const strengthen = one => this.chart.strengthen(one ?? this.kept);
+    const button = element("button", {
+      type: "button", className: "line-name", ariaPressed: String(this.kept === index), title: visible(name),
+      onclick: () => {
+        this.kept = this.kept === index ? null : index;
+        for (const other of this.legend.querySelectorAll(".line-name")) other.ariaPressed = String(other === button && this.kept === index);
+        strengthen(index);
+      },
+      onfocus: () => strengthen(index), onblur: () => strengthen(null), onpointerenter: () => strengthen(index), onpointerleave: () => strengthen(null),
+    }, swatch(index), element("bdi", {textContent: visible(short(name))}), size);
+    const remove = element("button", {type: "button", className: "remove", ariaLabel: `Remove ${visible(name)}`, textContent: "×", onclick: () => this.remove(source)});
+    return element("li", {}, button, remove);
+  }
+
+  remove(source) {
+    if (source.config) {
+      this.picker.takeAway();
+      return;
+    }
+    const left = this.picked().filter(id => id !== source.model);
+    state.set({models: left.length ? left.join(",") : NONE});
+    this.picker.search.focus();
+  }
+
+  // Beside each line's name its size at what is pointed at, else at what is asked for
+  readOff(tokens) {
+    const {values} = this.answered, here = tokens ?? values.tokens;
+    this.read.textContent = `At ${grouped(here)} tokens${values.sequences > 1 ? ` × ${grouped(values.sequences)} sequences` : ""}:`;
+    for (const node of this.legend.querySelectorAll(".size")) {
+      const size = this.lines.get(Number(node.dataset.index))?.points.get(here);
+      if (size === undefined) continue;
+      node.replaceChildren(element("b", {textContent: binary(size)}), ` ${decimal(size)}`);
+      node.title = exact(size);
+    }
+  }
+
+  write() {
+    const {entries, values} = this.answered, fine = entries.filter(({answer}) => answer);
+    const open = new Set([...this.models.querySelectorAll("details[open]")].map(node => node.dataset.name));
+    const told = warnings(entries);
+    const models = fine.map(entry => {
+      const node = details(entry, values, entry.preset);
+      node.dataset.name = entry.name;
+      node.open = open.has(entry.name) || entries.length === 1;
+      return node;
+    });
+    this.numbers.replaceChildren(comparison(entries, values),
+      ...told.length ? [element("ul", {className: "warnings told", ariaLabel: "Warnings"}, ...told)] : []);
+    this.export.node.hidden = !fine.length;
+    this.models.replaceChildren(...models);
+  }
+
+  // --- to take along ---
+
+  offer() {
+    const body = this.exported(), scale = state.get("scale") === "linear" ? "linear" : "log";
+    const sizes = {what: "Sizes", path: PATH, body, file: "kv-cache", formats: ["CSV", "JSON"]};
+    this.export.offer([sizes, {...sizes, what: "Chart", path: `${PATH}?width=960&scale=${scale}`, formats: ["SVG", "PNG"]}], [sizes]);
+  }
+
+  // One request for all: the first is asked about, the others compared with it
+  exported() {
+    const {entries, values} = this.answered;
+    const [main, ...others] = entries.filter(({answer}) => answer).sort((one, other) => Boolean(other.source.config) - Boolean(one.source.config));
+    return {...main.source, ...this.members(values), ...others.length ? {compare_models: others.map(({source}) => source.model)} : {}};
+  }
+}
+
+// --- the parts of the tab ---
+
+function field(name, {label, first, options, placeholder = ""}) {
+  const id = `kv-${name}`, commit = () => {
+    if (input.value.trim() === "") input.value = first;
+    state.set({[name]: input.value.trim() === first ? null : input.value.trim()});
+  };
+  const input = options
+    ? element("select", {id, onchange: commit}, ...options.map(([value, textContent]) => element("option", {value, textContent})))
+    : element("input", {id, placeholder, autocomplete: "off", inputMode: name === "budget" ? "text" : "numeric", onchange: commit});
+  const problem = element("span", {className: "field-problem", id: `${id}-problem`, role: "alert"}), hint = element("span", {className: "hint", id: `${id}-hint`});
+  input.setAttribute("aria-describedby", `${id}-problem ${id}-hint`);
+  return {input, problem, hint, box: element("div", {className: "field"}, element("label", {htmlFor: id, textContent: label}), input, hint, problem)};
+}
+
+function scaleSwitch() {
+  const choice = (value, textContent) => element("label", {}, element("input", {
+    type: "radio", name: "kv-scale", value, onchange: () => state.set({scale: value === "log" ? null : value}),
+  }), textContent);
+  return element("div", {role: "radiogroup", ariaLabel: "Axes", className: "controls"}, choice("log", "logarithmic"), choice("linear", "linear"));
+}
+
+// With its answer, or with what is wrong with it; other problems are of all
+async function answered(entry, body, options) {
+  try {
+    return {...entry, answer: await askJson(PATH, {body, ...options})};
+  } catch (problem) {
+    if (problem instanceof Problem && [400, 413, 422].includes(problem.status)) return {...entry, problem};
+    throw problem;
+  }
+}
+
+// Tokens to bytes, in order. A chart that could not be had, as sizes become too large, has only what was asked for
+function pointsOf(answer, curve) {
+  const sizes = [...curve?.sizes ?? [], answer.sizes[0]].sort((one, other) => one.tokens - other.tokens);
+  return new Map(sizes.map(size => [size.tokens, size.batch_bytes]));
+}
+
+const told = ({pointer, detail}) => `${pointer}: ${detail}`;
+const short = name => name.slice(name.lastIndexOf("/") + 1);
+
+// Only for how far the chart goes: what it means is the service's to read
+const longestOf = config => config?.max_position_embeddings ?? config?.text_config?.max_position_embeddings;

@@ -10,6 +10,7 @@ const PATIENCE = 150;  // milliseconds; what comes sooner is not announced
 export class Loading {
   constructor(status, panel) {
     Object.assign(this, {status, panel, running: null});
+    status.tabIndex = -1;
   }
 
   // `work(signal, waiting)` asks and shows, see `ask` in api.js. True when it was done, false when it failed or was overtaken
@@ -39,13 +40,15 @@ export class Loading {
   }
 
   say(text, {retry, cancel} = {}) {
+    const focused = this.status.contains(document.activeElement);
     const button = (name, act) => act ? [" ", element("button", {type: "button", textContent: name, onclick: act})] : [];
     this.status.className = "status";
     this.status.replaceChildren(...text ? [text] : [], ...button("Try again", retry), ...button("Cancel", cancel));
+    if (focused) (this.status.querySelector("button") ?? this.status).focus();  // the keyboard's place is not lost
   }
 
   fail(error, retry) {
-    const theirs = error instanceof Problem && error.status >= 400 && error.status < 500 && error.status !== 429;
+    const theirs = error instanceof Problem && error.status >= 400 && error.status < 500 && ![401, 429].includes(error.status);
     const about = error instanceof Problem ? error.message : "Something went wrong in this page.";
     this.say(about, theirs ? {} : {retry});
     this.status.className = "status problem";

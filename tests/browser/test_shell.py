@@ -2,15 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from playwright.sync_api import expect
+import pytest
+
+from tests.conftest import wait_until
+from tests.serving import Server, serving_stub
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
 
 OpenPage = Callable[..., Any]
+KEY, SECRET = "key-0123456789-key", "ZXQsecretZXQ"
+TABS = {"Attention": "", "Pronouns": "#tab=pronoun", "KV cache": "#tab=kv"}
+UNREACHABLE = "Failed to load resource: net::ERR_CONNECTION_REFUSED|TypeError: Failed to fetch dynamically"
 
 
-def test_the_model_is_named_below(open_page: OpenPage, no_violations: Any) -> None:
+def at(server: Server, path: str = "") -> str:
+    return f"http://127.0.0.1:{server.port}/{path}"
+
+
+def answers(server: Server) -> bool:
+    with contextlib.suppress(OSError):
+        return server.get("/health/live").status == 200
+    return False
+
+
+def chosen(page: Any) -> str:
+    return str(page.get_by_role("tab", selected=True).inner_text())
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The tiny model behind keys and below a prefix."""
+    with serving_stub(tmp_path_factory.mktemp("guarded"), api_keys=KEY, root_path="/x") as server:
+        yield server
+
+
+def test_the_weights_are_named_and_axe_finds_nothing(open_page: OpenPage, no_violations: Any) -> None:
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        expect(page.locator("#model")).to_contain_text("qwen2.5-coder-0.5b-instruct")
+        expect(page.locator("#service")).to_be_hidden()
+        expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=60_000)  # what is dimmed is pale
+        no_violations(page)
+
+
+def test_tabs_by_mouse_stand_in_the_address_and_back_and_forward_go_through_them(
+    open_page: OpenPage,
+) -> None:
     page = open_page()
-    expect(page.locator("#model")).to_contain_text("qwen2.5-coder-0.5b-instruct")
-    no_violations(page)
+    assert chosen(page) == "Attention"
+    for name, fragment in reversed(TABS.items()):
+        page.get_by_role("tab", name=name).click()
+        panel = page.get_by_role("tabpanel", name=name)
+        expect(panel).to_be_visible()
+        assert page.get_by_role("tabpanel").count() == 1
+        assert page.title().startswith(f"{name}: ")
+        assert page.url.partition("#")[2] == fragment[1:]
+    page.go_back()
+    expect(page.get_by_role("tabpanel", name="Pronouns")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("tabpanel", name="KV cache")).to_be_visible()
+    page.go_forward()
+    expect(page.get_by_role("tabpanel", name="Pronouns")).to_be_visible()
+    page.goto(page.url.replace("pronoun", "kv"))  # a fragment typed into the address
+    expect(page.get_by_role("tabpanel", name="KV cache")).to_be_visible()
+    page.goto(page.url.replace("kv", "other"))
+    expect(page.get_by_role("tabpanel", name="Attention")).to_be_visible()
+
+
+def test_tabs_by_keyboard_are_one_stop_and_arrows_go_round(open_page: OpenPage) -> None:
+    page = open_page()
+    page.keyboard.press("Tab")
+    for key, name in (
+        ("ArrowLeft", "KV cache"),
+        ("ArrowRight", "Attention"),
+        ("ArrowRight", "Pronouns"),
+        ("End", "KV cache"),
+        ("Home", "Attention"),
+    ):
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name)).to_be_focused()
+        assert chosen(page) == name
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="API")).to_be_focused()
+
+
+def test_a_key_is_asked_for_and_below_a_prefix_everything_is_found(
+    guarded: Server, open_page: OpenPage, no_violations: Any
+) -> None:
+    for path in ("", "x/"):  # a proxy that strips the prefix, and one that passes it on
+        page = open_page(at(guarded, path))
+        loaded: list[tuple[int, str]] = []
+        page.on("response", lambda answer, loaded=loaded: loaded.append((answer.status, answer.url)))
+        dialog = page.get_by_role("dialog", name="A key is needed")
+        expect(dialog).to_contain_text("Send a key")
+        no_violations(page)
+        dialog.get_by_label("Key").fill("wrong-key-0123456789")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("not one of this instance's")
+        expect(dialog.get_by_label("Key")).to_have_value("")
+        dialog.get_by_label("Key").fill(KEY)
+        dialog.get_by_role("button", name="Use it").click()
+        expect(page.locator("#model")).to_contain_text("tiny")
+        page.reload()  # the tab keeps it
+        expect(page.locator("#model")).to_contain_text("tiny")
+        assert page.evaluate("localStorage.length") == 0
+        for name in TABS:
+            page.get_by_role("tab", name=name).click()
+            expect(page.get_by_role("tabpanel", name=name)).not_to_be_empty()
+        expected = at(guarded, path)
+        assert {url for _, url in loaded if not url.startswith(expected)} == set()
+        assert {status for status, _ in loaded} <= {200, 304, 401}
+
+
+def test_who_gives_no_key_is_told_and_can_try_again(guarded: Server, open_page: OpenPage) -> None:
+    page = open_page(at(guarded))
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#service")).to_contain_text("Send a key")
+    page.locator("#service").get_by_role("button", name="Try again").click()
+    dialog.get_by_label("Key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_contain_text("tiny")
+    expect(page.locator("#service")).to_be_hidden()
+
+
+def test_loading_is_told_and_waited_out_and_an_unreachable_service_is_told(
+    tmp_path: Path, open_page: OpenPage
+) -> None:
+    loading = tmp_path / "loading"
+    loading.touch()
+    with serving_stub(tmp_path, ready=False) as server:
+        wait_until(lambda: answers(server))
+        page = open_page(at(server), allow=UNREACHABLE)
+        status = page.locator("#service")
+        expect(status).to_contain_text("The model is loading. Asking again in 5 s.")
+        status.get_by_role("button", name="Cancel").click()
+        expect(status).to_have_text("Cancelled. Try again")
+        expect(status.get_by_role("button", name="Try again")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(status).to_contain_text("The model is loading.")
+        loading.unlink()
+        expect(page.locator("#model")).to_contain_text("tiny", timeout=20_000)
+        expect(status).to_be_hidden()
+
+        server.process.terminate()
+        server.process.wait()
+        page.get_by_role("tab", name="KV cache").click()
+        panel = page.get_by_role("tabpanel", name="KV cache")
+        expect(panel).to_contain_text("The service cannot be reached. Try again")
+        panel.get_by_role("button", name="Try again").click()
+        expect(panel).to_contain_text("The service cannot be reached. Try again")
+        expect(panel.get_by_role("button", name="Try again")).to_be_focused()
+        back = "export const mount = panel => { panel.textContent = 'It is back.'; }"
+        page.route("**/kv.js", lambda route: route.fulfill(body=back, content_type="text/javascript"))
+        page.keyboard.press("Enter")
+        expect(panel).to_have_text("It is back.")
+
+
+def test_the_text_is_in_no_address_that_is_asked_for_and_not_in_the_log(
+    guarded: Server, open_page: OpenPage
+) -> None:
+    page = open_page(at(guarded, f"#text={SECRET}"))
+    addresses: list[str] = []
+    page.on("request", lambda asked: addresses.append(f"{asked.url} {asked.headers}"))
+    page.get_by_label("Key", exact=True).fill(KEY)
+    page.keyboard.press("Enter")
+    for name in TABS:
+        page.get_by_role("tab", name=name).click()
+        expect(page.get_by_role("tabpanel", name=name)).not_to_be_empty()
+    expect(page.locator("#model")).to_contain_text("tiny")
+    assert addresses
+    assert [address for address in addresses if SECRET in address] == []
+    assert SECRET not in guarded.log.read_text()
+
+
+def test_it_follows_the_colour_scheme_and_fits_a_phone(guarded: Server, open_page: OpenPage) -> None:
+    papers = set()
+    for scheme in ("light", "dark"):
+        page = open_page(at(guarded), width=390, color_scheme=scheme)
+        papers.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert len(papers) == 2
+
+
+def test_what_is_no_file_of_the_page_is_not_found(guarded: Server) -> None:
+    for name in ("none.js", "index.html", "../app.py", quote("../app.py", safe=""), ""):
+        answer = guarded.get(f"/static/{name}", X_API_Key=KEY)
+        assert answer.status == 404, name
+        assert answer.headers["Content-Type"] == "application/problem+json"
+    assert re.search("text/javascript", guarded.get("/static/app.js").headers["Content-Type"])
