@@ -7,7 +7,7 @@ import io
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,7 +23,14 @@ REPEATED = "one two three four five one two three four five one two three four f
 HOSTILE = "</script><b>\u202e'\"$(x)`\nEND\U0001f408 שלום"
 LONG = "the cat sat on the mat. " * 40  # 240 tokens and more: too many for all maps at once
 
-pytestmark = pytest.mark.weights
+SLOW = 60_000  # milliseconds, on a machine that does much besides
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    expect.set_options(timeout=SLOW)
+    yield
+    expect.set_options(timeout=5_000)
 
 
 def ask(service: str, path: str, accept: str = "application/json", **body: Any) -> bytes:
@@ -91,7 +98,7 @@ def test_the_first_view_is_the_articles_sentence_and_its_head(open_page: OpenPag
     expected = weights(service, text=SENTENCE, layers=[5], heads=[5], decimals=9)[7]
     assert round(told["cat 1"], 3) == 0.869
     for name, weight in told.items():
-        assert weight == pytest.approx(expected[int(name.split(" ")[-1])], abs=1e-8)
+        assert weight == pytest.approx(expected[int(name.split(" ")[-1])], abs=1e-7)
     assert page.url.endswith("/")  # nothing was chosen yet
 
 
@@ -147,7 +154,7 @@ def test_cells_show_the_labels_and_scores_of_the_answer(open_page: OpenPage, ser
     expect(page.locator("#attention .scale")).to_contain_text(
         f"baseline {answer['heads'][0]['scores']['induction']['baseline']:.3f}"
     )
-    page.get_by_label("Show", exact=True).first.select_option("excess")
+    page.locator("#attention .mosaic").get_by_label("Show").select_option("excess")
     assert "by=induction" in page.url
     assert "kind=excess" in page.url
 
@@ -210,7 +217,7 @@ def test_words_and_the_dropped_first_token_are_the_services(open_page: OpenPage,
     expect(found.locator(".readout")).to_contain_text("unsettled (3)")
     for name, weight in read_out(found).items():
         expected = result["maps"][0]["weights"][3][int(name.split(" ")[-1])]
-        assert weight == pytest.approx(expected, abs=1e-8)
+        assert weight == pytest.approx(expected, abs=1e-7)
     expect(page.locator("#attention > .warnings")).to_contain_text(result["warnings"][0]["message"])
     assert "unit=word&first_token=drop" in page.url
 
@@ -343,7 +350,7 @@ def test_a_shared_link_shows_the_same_in_a_fresh_browser(open_page: OpenPage) ->
     for selector in (".legend", ".views", ".table", ".scale", ".files >> nth=0"):
         mine = page.locator(f"#attention {selector}").inner_text()
         assert other.locator(f"#attention {selector}").inner_text() == mine
-    looks = "[...document.querySelectorAll('#attention td[data-name]')].map(one => one.className + one.style.backgroundImage)"
+    looks = "[...document.querySelectorAll('#attention td[data-name]')].map(one => [...one.classList].sort().join() + one.style.backgroundImage)"
     assert other.evaluate(looks) == page.evaluate(looks)
     expect(other.get_by_label("Unit")).to_have_value("word")
 
@@ -382,7 +389,7 @@ def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
     expect(status).to_have_text("")
     expect(page.locator("#attention .asking")).to_contain_text("1 token")
     assert page.locator("#attention td.missing").count() == 24 * 14
-    expect(page.locator("#attention .scale")).to_contain_text("too short")
+    expect(page.locator("#attention .scale")).to_contain_text("not applicable")
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -395,7 +402,12 @@ def test_a_busy_service_is_waited_for(open_page: OpenPage, status: int) -> None:
         answered[path] += 1
         if answered[path] > 1:
             return route.continue_()
-        problem = {"type": "/problems/overloaded", "title": "Busy", "status": status, "detail": "Eight ask already."}
+        problem = {
+            "type": "/problems/overloaded",
+            "title": "Busy",
+            "status": status,
+            "detail": "Eight ask already.",
+        }
         return route.fulfill(
             status=status,
             headers={"Retry-After": "1", "Content-Type": "application/problem+json"},
@@ -430,7 +442,7 @@ def test_any_text_is_shown_as_text(open_page: OpenPage) -> None:
     expect(page.get_by_label("Text", exact=True)).to_have_value(HOSTILE)
     labels = "".join(page.locator("#attention .right .tokens button").all_inner_texts())
     assert "U+202E" in labels
-    assert "↵" in labels
+    assert "\U0001f408" in labels
     assert page.locator("#attention b b").count() == 0
 
 
