@@ -133,8 +133,8 @@ class AttentionTab {
   }
 
   color() {
-    const by = state.get("by", "label");
-    this.mosaic.color({by, kind: state.get("kind") === "excess" ? "excess" : "score", only: state.get("label")});
+    const alone = ["label", "entropy"].includes(state.get("by", "label"));
+    this.mosaic.color({by: state.get("by", "label"), kind: !alone && state.get("kind") === "excess" ? "excess" : "score", only: state.get("label")});
     this.showLater(this.mosaic.grid.current);
     this.offer();
   }
@@ -174,10 +174,15 @@ class AttentionTab {
     this.stale = false;
     this.maps = undefined;
     this.fetched = null;
-    this.fetching.run("", async () => {});  // overtakes what is under way
-    this.reading.run("Reading the text …", async (signal, waiting) => {
+    for (const one of [this.scoring, this.fetching]) overtake(one);
+    this.offer();
+    return this.reading.run("Reading the text …", async (signal, waiting) => {
+      const options = {signal, waiting};
       try {
-        this.maps = await this.answers.maps(question, {signal, waiting});
+        const fits = await this.answers.fits(question, options);
+        if (fits) this.score(question);
+        else if (this.scored !== question.text) this.mosaic.fill(null);
+        this.maps = fits ? await this.answers.maps(question, options) : null;
       } catch (error) {
         if (error.name !== "AbortError") this.result.hidden = true;  // it is of another text
         throw advised(error);
@@ -187,21 +192,24 @@ class AttentionTab {
       this.show(this.mosaic.grid.current);
       this.tell();
     });
-    this.scoring.run("Scoring the heads …", async (signal, waiting) => {
+  }
+
+  score(question) {
+    this.scoring.run(this.maps === null ? "Scoring the heads: of a long text this takes a while …" : "Scoring the heads …", async (signal, waiting) => {
       this.scores = await this.answers.scores(question.text, {signal, waiting});
       this.scored = question.text;
       this.mosaic.fill(this.scores);
       this.show(this.mosaic.grid.current);
       this.tell();
     });
-    this.offer();
   }
 
-  // Where the text is too long for all maps at once: those of the views alone
+  // Where the text is too long for all maps at once: those of the views alone. Scores wait: they take longer
   fetch(views) {
     const {question} = this, wanted = views.map(([, {name}]) => name).join();
     if (this.fetched === wanted) return;
     this.fetched = wanted;
+    overtake(this.scoring);
     this.fetching.run("Asking for the map …", async (signal, waiting) => {
       try {
         for (const [{view}, cell] of views) {
@@ -213,6 +221,7 @@ class AttentionTab {
         if (this.fetched === wanted) this.fetched = null;
         throw error;
       }
+      if (this.scored !== question.text) this.score(question);
     });
   }
 
@@ -268,6 +277,9 @@ class AttentionTab {
 }
 
 const plural = (many, what) => `${many.toLocaleString("en")} ${what}${many === 1 ? "" : "s"}`;
+
+// Ends the question under way, if any
+const overtake = loading => loading.run("", async () => {});
 
 function advised(error) {
   if (!(error instanceof Problem && error.has("text_too_long"))) return error;

@@ -73,10 +73,8 @@ export class Scores {
   legend() {
     const without = this.heads.filter(head => !head.labels.length).length;
     const counts = [...Object.entries(this.labels), [NONE, {count: without, fraction: without / this.heads.length}]];
-    return counts.map(([label, {count, fraction}]) => element("button",
-      {type: "button", disabled: !count, value: label, title: `${count} of ${this.heads.length} heads`},
-      swatch(label), element("span", {textContent: label}),
-      element("span", {textContent: count ? `${count} · ${(100 * fraction).toFixed(1)} %` : "0"})));
+    return counts.map(([label, {count, fraction}]) => labelButton(label, count, count ? `· ${(100 * fraction).toFixed(1)} %` : "",
+      {disabled: !count, title: `${count} of ${this.heads.length} heads`}));
   }
 
   // What the colours and marks of the painted cells mean
@@ -130,7 +128,7 @@ export class Scores {
 
   header() {
     return element("tr", {}, ...["score of", "score", "", "baseline", "excess", "argmax rate", "rows", "status",
-      ...this.pooled ? ["sd", "95 % interval", "n"] : [], ...this.agreeing ? ["agree"] : []].map(name => element("th", {scope: "col", textContent: name})));
+      ...this.pooled ? ["sd", "95 % interval", "n"] : [], ...this.agreeing ? ["agree"] : []].map(name => name ? element("th", {scope: "col", textContent: name}) : element("td")));
   }
 
   rows(head, by) {
@@ -175,6 +173,13 @@ export function swatch(label) {
   node.style.backgroundColor = COLORS[label] ?? "";
   return node;
 }
+
+const labelButton = (label, count, share, properties) => element("button", {type: "button", value: label, ...properties},
+  swatch(label), element("span", {textContent: label}), element("span", {className: "count", textContent: count}),
+  element("span", {className: "share", textContent: share}));
+
+// The same buttons before there is an answer; first_token is a score without a label
+export const emptyLegend = () => [...Object.keys(COLORS).filter(name => name !== "first_token"), NONE].map(label => labelButton(label, "", "", {disabled: true}));
 
 export function chip(label, note) {
   return element("span", {className: "chip"}, swatch(label), element("span", {textContent: note ? `${label} (${note})` : label}));
