@@ -59,8 +59,8 @@ export class Choices {
     const table = element("table", {role: "grid", ariaLabel: "Heads: arrow keys move, Enter keeps"},
       element("caption", {textContent: "layers ↓ \u00a0 heads →"}));
     this.holder.replaceChildren(table, element("p", {className: "hint"},
-      "Letter: the candidate that the head attends to most; lower case: within noise, another machine may decide otherwise. Colour: ",
-      ...SCALE.map(swatch), ". Point at a head, or move with the arrow keys; click or Enter keeps it."));
+      "Letter: the candidate that the head attends to most; lower case: within noise, another machine may decide otherwise. ",
+      element("span", {className: "scale"}, "Colour: ", ...SCALE.map(swatch)), ". Point at a head, or move with the arrow keys; click or Enter keeps it."));
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow: (cell, kept) => {
       this.#describe(this.byName.get(cell.name), kept);
       if (!kept || this.kept === cell.name) return;

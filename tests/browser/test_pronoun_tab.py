@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 import pytest
 
@@ -36,7 +36,7 @@ def link(**shown: object) -> str:
 
 def shared(page: Any) -> dict[str, str]:
     """What the address says beside the tab."""
-    named = parse_qs(urlsplit(page.url).fragment)
+    named = parse_qs(page.evaluate("location.hash.slice(1)"))
     return {name: one[0] for name, one in named.items() if name != "tab"}
 
 
@@ -57,28 +57,28 @@ def head_of(answer: dict[str, Any], layer: int, head: int) -> dict[str, Any]:
 
 
 def word(page: Any, text: str) -> Any:
-    return page.locator(".words button").filter(has_text=re.compile(f"^{text}$"))
+    return page.locator("#pronoun .words button").filter(has_text=re.compile(f"^{text}$"))
 
 
 def cell(page: Any, layer: int, head: int) -> Any:
-    return page.locator(f"[aria-label^='Layer {layer}, head {head}:']")
+    return page.locator(f"#pronoun [aria-label^='Layer {layer}, head {head}:']")
 
 
 def row(page: Any, name: str) -> list[str]:
     """A row of the table of who chooses what."""
     return [
         re.sub(r"\s+", " ", text).strip()
-        for text in page.locator(".choosers tr", has_text=name).locator("td").all_inner_texts()
+        for text in page.locator("#pronoun .choosers tr", has_text=name).locator("td").all_inner_texts()
     ]
 
 
 def answered(page: Any) -> None:
-    expect(page.locator(".result")).to_be_visible(timeout=30_000)
-    expect(page.locator(".result")).to_have_attribute("aria-busy", "false", timeout=30_000)
+    expect(page.locator("#pronoun .result")).to_be_visible(timeout=30_000)
+    expect(page.locator("#pronoun .result")).to_have_attribute("aria-busy", "false", timeout=30_000)
 
 
 def expectation_told(page: Any) -> None:
-    expect(page.locator(".choosers")).not_to_contain_text("…", timeout=30_000)
+    expect(page.locator("#pronoun .choosers")).not_to_contain_text("…", timeout=30_000)
 
 
 def test_the_first_view_is_the_article_s_sentence_with_the_numbers_of_the_api(
@@ -92,16 +92,16 @@ def test_the_first_view_is_the_article_s_sentence_with_the_numbers_of_the_api(
     assert f"{l5h5['scores'][0]:.3f}" == "0.869"
     expect(cell(page, 5, 5)).to_have_attribute("aria-label", "Layer 5, head 5: A “cat”, 0.869, right")
     expect(cell(page, 5, 5)).to_have_attribute("aria-selected", "true")
-    weights = page.locator(".weights tbody tr")
+    weights = page.locator("#pronoun .weights tbody tr")
     for index, score in enumerate(l5h5["scores"]):
         expect(weights.nth(index).locator("td").first).to_have_attribute("title", str(score))
     counts = Counter(one["predicted"] for one in answer["heads"])
-    letters = Counter(page.locator(".head-grid tbody td").all_inner_texts())
+    letters = Counter(page.locator("#pronoun .head-grid tbody td").all_inner_texts())
     assert letters["A"] + letters["a"] == counts[0]
     assert letters["B"] + letters["b"] == counts[1]
     noise = sum(one["within_noise"] for one in answer["heads"])
     assert letters["a"] + letters["b"] == noise
-    expect(page.locator(".summary")).to_contain_text(f"{counts[0]} attend most to A “cat”")
+    expect(page.locator("#pronoun .summary")).to_contain_text(f"{counts[0]} attend most to A “cat”")
 
     expectation_told(page)
     expected = result(service, method="substitution", heads=None)["substitution"]
@@ -120,15 +120,15 @@ def test_the_first_view_is_the_article_s_sentence_with_the_numbers_of_the_api(
 
 def test_words_are_marked_with_the_mouse_a_phrase_by_dragging(open_page: Any, service: str) -> None:
     page = open_page(link(text=ARTICLE))
-    next_step = page.locator(".next")
+    next_step = page.locator("#pronoun .next")
     expect(next_step).to_contain_text("mark the pronoun")
-    expect(page.locator(".result")).to_be_hidden()
+    expect(page.locator("#pronoun .result")).to_be_hidden()
     word(page, "it").click()
     expect(next_step).to_contain_text("mark the candidates")
     word(page, "cat").click()
     expect(next_step).to_contain_text("Mark another candidate")
     answered(page)
-    expect(page.locator(".notes")).to_contain_text(
+    expect(page.locator("#pronoun .notes")).to_contain_text(
         "nothing to choose between"
     )  # the warning of a single candidate
     start, end = (one.bounding_box() for one in (word(page, "the"), word(page, "mat")))
@@ -142,7 +142,9 @@ def test_words_are_marked_with_the_mouse_a_phrase_by_dragging(open_page: Any, se
     expect(word(page, "mat")).to_have_accessible_name("mat, candidate B")
     answered(page)
     phrase = result(service, candidates=[{"start": 4, "end": 7}, {"start": 15, "end": 22}], gold=1)
-    expect(page.locator(".summary")).to_contain_text(f"{sum(one['correct'] for one in phrase['heads'])} (")
+    expect(page.locator("#pronoun .summary")).to_contain_text(
+        f"{sum(one['correct'] for one in phrase['heads'])} ("
+    )
     word(page, "mat").click()  # takes the phrase away
     assert shared(page)["candidates"] == "4-7"
     word(page, "mat").click()
@@ -186,7 +188,7 @@ def test_all_of_it_works_with_the_keyboard_alone(open_page: Any) -> None:
             press("Tab")
         raise AssertionError("Tab does not reach it")
 
-    page.get_by_label("Sentence").focus()
+    page.locator("#pronoun").get_by_label("Sentence").focus()
     tab_to(word(page, "The"))
     press("End")
     expect(word(page, r"\.")).to_be_focused()
@@ -199,7 +201,7 @@ def test_all_of_it_works_with_the_keyboard_alone(open_page: Any) -> None:
     press("Home")
     press("Shift+ArrowRight")
     press("c")
-    expect(page.locator(".marking [role=status]")).to_have_text("“The cat” is a candidate.")
+    expect(page.locator("#pronoun .marking [role=status]")).to_have_text("“The cat” is a candidate.")
     for _ in range(4):
         press("ArrowRight")
     press("Space")
@@ -222,7 +224,7 @@ def test_all_of_it_works_with_the_keyboard_alone(open_page: Any) -> None:
     expect(cell(page, 5, 5)).to_be_focused()
     press("ArrowDown")
     press("ArrowRight")
-    expect(page.locator(".head h2")).to_have_text("Layer 6, head 6")
+    expect(page.locator("#pronoun .head h2")).to_have_text("Layer 6, head 6")
     press("Enter")
     assert (shared(page)["layer"], shared(page)["head"]) == ("6", "6")
     assert row(page, "Head L6H6") != []
@@ -232,8 +234,8 @@ def test_a_twin_shows_that_heads_follow_the_place_and_the_model_the_meaning(
     open_page: Any, service: str
 ) -> None:
     page = open_page(link())
-    page.get_by_label("Example").select_option(label="trophy and suitcase: too big")
-    twin = page.locator(".twin")
+    page.locator("#pronoun").get_by_label("Example").select_option(label="trophy and suitcase: too big")
+    twin = page.locator("#pronoun .twin")
     expect(twin).to_contain_text("too small", timeout=30_000)
     text = "The trophy does not fit in the suitcase because it is too {}."
     spans: dict[str, Any] = {
@@ -252,7 +254,7 @@ def test_a_twin_shows_that_heads_follow_the_place_and_the_model_the_meaning(
     expect(twin).to_contain_text("here “trophy”, there “suitcase”")
     assert row(page, "Head L5H5")[-1] == "✓"
     page.get_by_role("button", name="Flip").click()
-    expect(page.get_by_label("Sentence")).to_have_value(text.format("small"))
+    expect(page.locator("#pronoun").get_by_label("Sentence")).to_have_value(text.format("small"))
     expect(twin).to_contain_text("too big", timeout=30_000)
     expect(twin).to_contain_text("here “suitcase”, there “trophy”")
     assert row(page, "Head L5H5")[-1] == "✗"
@@ -280,10 +282,10 @@ def test_what_is_not_in_the_basic_plane_and_accents_move_no_mark(open_page: Any,
         candidates=[{"start": at[one], "end": at[one] + 3, "text": one} for one in ("cat", "mat")],
     )
     score = head_of(answer, 5, 5)["scores"][0]
-    expect(page.locator(".weights tbody td").first).to_have_attribute("title", str(score))
+    expect(page.locator("#pronoun .weights tbody td").first).to_have_attribute("title", str(score))
     name = unicodedata.normalize("NFD", "José")  # five code points, one token
     word(page, name).click()
-    expect(page.locator(".marks")).to_contain_text(f"“{name}”6–11")
+    expect(page.locator("#pronoun .marks")).to_contain_text(f"“{name}”6–11")
     answered(page)
 
 
@@ -300,24 +302,24 @@ def test_a_mark_that_cannot_be_is_told_at_the_mark(
     open_page: Any, marks: dict[str, str], place: str, message: str
 ) -> None:
     page = open_page(link(text=ARTICLE, **marks))
-    fault = page.locator(".marks li").filter(has=page.get_by_role("alert"))
+    fault = page.locator("#pronoun .marks li").filter(has=page.get_by_role("alert"))
     expect(fault).to_contain_text(place)
     expect(fault.get_by_role("alert")).to_contain_text(message)
-    expect(page.locator(".status.problem")).to_be_visible()
-    expect(page.locator(".result")).to_be_hidden()
+    expect(page.locator("#pronoun .status.problem")).to_be_visible()
+    expect(page.locator("#pronoun .result")).to_be_hidden()
     if place == "at sat":
         expect(word(page, "sat")).to_have_attribute("aria-invalid", "true")
     fault.get_by_role("button", name="Take the mark").click()
-    expect(page.locator(".status.problem")).to_have_count(0)
+    expect(page.locator("#pronoun > .status.problem")).to_have_count(0)
 
 
 def test_an_edited_text_keeps_the_marks_of_the_words_that_are_left(open_page: Any) -> None:
     page = open_page(link())
     answered(page)
-    field = page.get_by_label("Sentence")
+    field = page.locator("#pronoun").get_by_label("Sentence")
     field.fill("Yesterday the cat sat on the mat because it was tired.")
     expect(word(page, "cat")).to_have_accessible_name("cat, candidate A")
-    expect(page.locator(".notes")).to_contain_text("Attention says")
+    expect(page.locator("#pronoun .notes")).to_contain_text("Attention says")
     expect(page).to_have_url(re.compile("Yesterday"))
     assert shared(page)["candidates"] == "14-17,29-32"
     field.fill("Yesterday the dog sat on the mat because it was tired.")
@@ -325,15 +327,15 @@ def test_an_edited_text_keeps_the_marks_of_the_words_that_are_left(open_page: An
     assert shared(page)["candidates"] == "29-32"
     assert "gold" not in shared(page)
     field.fill("")
-    expect(page.locator(".next")).to_contain_text("Type a sentence")
-    expect(page.locator(".result")).to_be_hidden()
+    expect(page.locator("#pronoun .next")).to_contain_text("Type a sentence")
+    expect(page.locator("#pronoun .result")).to_be_hidden()
     field.fill("Tom slept.")
-    expect(page.locator(".next")).to_contain_text("mark the pronoun")
+    expect(page.locator("#pronoun .next")).to_contain_text("mark the pronoun")
 
 
 def test_how_it_is_read_can_be_chosen_in_the_words_of_the_api(open_page: Any, service: str) -> None:
     page = open_page(link(candidates="0-7,15-22", pronoun="31-33", text=ARTICLE))
-    page.locator(".options summary").click()
+    page.locator("#pronoun .options summary").click()
     fields = CoreferenceRequest.model_fields
     for name in ("aggregate", "query", "normalize", "first_token"):
         select = page.get_by_role("combobox", name=name, exact=True)
@@ -348,10 +350,10 @@ def test_how_it_is_read_can_be_chosen_in_the_words_of_the_api(open_page: Any, se
     nouns = [{"text": "The cat"}, {"text": "the mat"}]
     answer = result(service, candidates=nouns, gold=None, **chosen)
     score = head_of(answer, 5, 5)["scores"][0]
-    expect(page.locator(".weights tbody td").first).to_have_attribute("title", str(score))
+    expect(page.locator("#pronoun .weights tbody td").first).to_have_attribute("title", str(score))
     for warning in answer["warnings"]:
-        expect(page.locator(".notes")).to_contain_text(warning["message"], ignore_case=True)
-    expect(page.locator(".notes li").filter(has_text="token 0").locator(".badge")).to_have_text("A")
+        expect(page.locator("#pronoun .notes")).to_contain_text(warning["message"], ignore_case=True)
+    expect(page.locator("#pronoun .notes li").filter(has_text="token 0").locator(".badge")).to_have_text("A")
     assert {one["code"] for one in answer["warnings"]} == {
         "later_context_not_seen",
         "candidate_on_first_token",
@@ -362,14 +364,14 @@ def test_how_it_is_read_can_be_chosen_in_the_words_of_the_api(open_page: Any, se
 
 def test_a_candidate_after_the_pronoun_has_no_score_and_the_warning_says_why(open_page: Any) -> None:
     page = open_page(link())
-    page.get_by_label("Example").select_option(label="a candidate after the pronoun")
-    expect(page.locator(".notes")).to_contain_text(
+    page.locator("#pronoun").get_by_label("Example").select_option(label="a candidate after the pronoun")
+    expect(page.locator("#pronoun .notes")).to_contain_text(
         "comes after the pronoun, whose row cannot attend to it", timeout=30_000
     )
-    expect(page.locator(".notes")).to_contain_text(
+    expect(page.locator("#pronoun .notes")).to_contain_text(
         "Every candidate comes after the pronoun, so none is predicted"
     )
-    expect(page.locator(".summary")).to_contain_text("336 to none")
+    expect(page.locator("#pronoun .summary")).to_contain_text("336 to none")
     assert row(page, "Head L5H5") == ["–", "–", "●", "✗"]
     expectation_told(page)
 
@@ -377,11 +379,11 @@ def test_a_candidate_after_the_pronoun_has_no_score_and_the_warning_says_why(ope
 def test_a_shared_link_shows_the_same_in_a_fresh_tab(open_page: Any) -> None:
     page = open_page(link())
     answered(page)
-    page.get_by_label("Example").select_option(label="German")
-    expect(page.locator(".choosers")).to_contain_text("Hund", timeout=30_000)
+    page.locator("#pronoun").get_by_label("Example").select_option(label="German")
+    expect(page.locator("#pronoun .choosers")).to_contain_text("Hund", timeout=30_000)
     answered(page)
     cell(page, 10, 12).click()
-    page.locator(".options summary").click()
+    page.locator("#pronoun .options summary").click()
     page.get_by_role("combobox", name="normalize", exact=True).select_option("candidates")
     answered(page)
     expectation_told(page)
@@ -392,7 +394,7 @@ def test_a_shared_link_shows_the_same_in_a_fresh_tab(open_page: Any) -> None:
         assert other.locator(part).inner_text() == page.locator(part).inner_text()
     expect(cell(other, 10, 12)).to_have_attribute("aria-selected", "true")
     look = "all => all.map(one => [one.textContent, one.ariaLabel, getComputedStyle(one).backgroundColor])"
-    cells = ".head-grid tbody td"
+    cells = "#pronoun .head-grid tbody td"
     assert other.locator(cells).evaluate_all(look) == page.locator(cells).evaluate_all(look)
 
 
@@ -403,17 +405,17 @@ def test_files_and_the_command_hold_what_the_api_answers(
     answered(page)
     for name, accept in (("JSON", "application/json"), ("CSV", "text/csv")):
         with page.expect_download() as started:
-            page.get_by_role("button", name=name, exact=True).click()
+            page.get_by_role("button", name=f"Every head’s choice as {name}").click()
         started.value.save_as(tmp_path / name)
         assert (tmp_path / name).read_bytes() == ask(service, ASKED, accept)
     assert len(list(csv.DictReader((tmp_path / "CSV").read_text(encoding="utf-8").splitlines()))) == 2 * 336
-    page.get_by_text("The same as a curl command").click()
-    command = page.locator(".exports pre").inner_text()
+    page.locator("#pronoun").get_by_text("The same with curl").click()
+    command = page.locator("#pronoun .export pre").inner_text()
     told = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=120)
     assert json.loads(told.stdout) == json.loads(ask(service, ASKED))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy curl command").click()
-    expect(page.locator(".exports")).to_contain_text("Command copied.")
+    page.locator("#pronoun").get_by_role("button", name="Copy curl command").click()
+    expect(page.locator("#pronoun .export")).to_contain_text("Copied.")
     assert page.evaluate("navigator.clipboard.readText()") == command
     evaluation = page.get_by_role("link", name="POST /v1/coreference/evaluate")
     assert (evaluation.get_attribute("href") or "").startswith(f"{service}docs#")
@@ -427,16 +429,15 @@ def test_a_head_leads_to_its_map(open_page: Any) -> None:
     expect(page.get_by_role("tab", name="Attention")).to_have_attribute("aria-selected", "true")
     assert shared(page) == {"text": ARTICLE, "layer": "8", "head": "7"}
     page.go_back()
-    expect(page.locator(".head h2")).to_contain_text("Layer 8, head 7")
+    expect(page.locator("#pronoun .head h2")).to_contain_text("Layer 8, head 7")
 
 
 def test_a_text_that_was_edited_in_another_tab_keeps_its_marks(open_page: Any) -> None:
     page = open_page(link(text=ARTICLE, pronoun="31-33", candidates="4-7,19-22", gold=1))
     answered(page)
     page.get_by_role("tab", name="KV cache").click()
-    page.evaluate(
-        "import('./static/state.js').then(state => state.set({text: 'Now the cat sat on the mat because it was tired.'}))"
-    )
+    now = "Now the cat sat on the mat because it was tired."
+    page.evaluate("text => import('./static/state.js').then(state => state.set({text}))", now)
     page.get_by_role("tab", name="Pronouns").click()
     expect(word(page, "mat")).to_have_accessible_name("mat, candidate B")
     assert {name: shared(page)[name] for name in ("pronoun", "candidates", "gold")} == {
@@ -455,14 +456,14 @@ def test_pressing_a_choice_leaves_only_its_heads_and_pointing_shows_a_head(open_
     expect(cell(page, 5, 5)).to_have_class(re.compile(r"\bdim\b"))
     expect(cell(page, 0, 6)).not_to_have_class(re.compile(r"\bdim\b"))
     legend.get_by_role("button", name="B mat").click()
-    expect(page.locator(".head-grid .dim")).to_have_count(0)
+    expect(page.locator("#pronoun .head-grid .dim")).to_have_count(0)
     cell(page, 0, 6).hover()
-    expect(page.locator(".head")).to_contain_text("attends most to B “mat”")
-    page.locator(".summary").hover()
-    expect(page.locator(".head h2")).to_contain_text("Layer 5, head 5 · kept")
-    page.locator(".strongest button").first.click()
+    expect(page.locator("#pronoun .head")).to_contain_text("attends most to B “mat”")
+    page.locator("#pronoun .summary").hover()
+    expect(page.locator("#pronoun .head h2")).to_contain_text("Layer 5, head 5 · kept")
+    page.locator("#pronoun .strongest button").first.click()
     assert {"layer", "head"} <= shared(page).keys()
-    deeper = page.locator(".head-grid td[aria-selected=true]")
+    deeper = page.locator("#pronoun .head-grid td[aria-selected=true]")
     expect(deeper).to_have_attribute("aria-label", re.compile("A “cat”"))
 
 
@@ -509,20 +510,20 @@ def test_a_failure_is_told_and_can_be_tried_again(open_page: Any) -> None:
 def test_a_text_that_is_too_long_is_refused_with_limit_and_actual(open_page: Any) -> None:
     page = open_page(link())
     answered(page)
-    page.get_by_label("Sentence").fill(ARTICLE + " cat" * 5000)
+    page.locator("#pronoun").get_by_label("Sentence").fill(ARTICLE + " cat" * 5000)
     status = page.locator("#pronoun > .status")
     expect(status).to_contain_text("4096", timeout=30_000)
-    expect(page.locator(".result")).to_be_hidden()
+    expect(page.locator("#pronoun .result")).to_be_hidden()
 
 
 def test_text_from_right_to_left_is_marked_with_the_arrow_that_points_ahead(open_page: Any) -> None:
     page = open_page(link(text="القطة نامت على السرير لأنها متعبة"))
-    first = page.locator(".words button").first
+    first = page.locator("#pronoun .words button").first
     first.focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator(".words button").nth(1)).to_be_focused()
+    expect(page.locator("#pronoun .words button").nth(1)).to_be_focused()
     page.keyboard.press("p")
-    expect(page.locator(".marks .is-pronoun")).to_be_visible()
+    expect(page.locator("#pronoun .marks .is-pronoun")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -537,11 +538,11 @@ def test_it_is_accessible_and_fits(
     )
     answered(page)
     expectation_told(page)
-    page.locator(".options summary").click()
-    page.get_by_text("The same as a curl command").click()
+    page.locator("#pronoun .options summary").click()
+    page.locator("#pronoun").get_by_text("The same with curl").click()
     no_violations(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    sizes = page.locator(".head-grid tbody td").first.bounding_box()
+    sizes = page.locator("#pronoun .head-grid tbody td").first.bounding_box()
     assert min(sizes["width"], sizes["height"]) >= 20
     bad = open_page(link(text=ARTICLE, pronoun="3-4", candidates="4-7"), width=width, color_scheme=scheme)
     expect(bad.get_by_role("alert")).to_be_visible()
