@@ -117,10 +117,10 @@ class Links:
         return hmac.new(key, target.encode("latin-1"), hashlib.sha256).hexdigest()
 
 
-def policies(media_type: str, *, framed: bool = False) -> dict[str, str]:
-    """What an answer tells browsers, whichever page asked; `framed`: other origins may hold HTML in a frame."""
+def policies(media_type: str) -> dict[str, str]:
+    """What an answer tells browsers, whichever page asked."""
     # Pictures and pages are there to be embedded; the rest is read by scripts, for which CORS speaks
-    embedded = media_type.startswith("image/") or (media_type == "text/html" and framed)
+    embedded = media_type.startswith(("image/", "text/html"))
     return {
         "Referrer-Policy": REFERRER,
         "Content-Security-Policy": NOTHING,
@@ -161,8 +161,6 @@ def register(app: Flask) -> None:
     keys = Keys.of(settings.api_keys)
     links = Links(settings.signing_key) if settings.signing_key else None
     origins = frozenset(settings.cors_origins)
-    ancestors = settings.frame_ancestors
-    framed_elsewhere = not {*ancestors} <= {"'self'", "'none'"}
 
     @app.before_request
     def admit() -> Response | None:
@@ -183,19 +181,29 @@ def register(app: Flask) -> None:
     def tell_browsers(response: Response) -> Response:
         headers = response.headers
         if response.status_code != 304:  # whose headers would replace those of the answer that the client has
-            mimetype = response.mimetype or ""
-            for name, value in policies(mimetype, framed=framed_elsewhere).items():
+            for name, value in policies(response.mimetype or "").items():
                 headers.setdefault(name, value)
-            # Where all may frame it nothing is said: `*` would leave out pages from disk
-            policy = headers["Content-Security-Policy"]
-            if mimetype == "text/html" and "*" not in ancestors and "frame-ancestors" not in policy:
-                headers["Content-Security-Policy"] = f"{policy}; frame-ancestors {' '.join(ancestors)}"
         headers["Referrer-Policy"] = REFERRER
         if keys.digests and (request.url_rule is None or needs_key(request.url_rule.rule)):
             headers.setdefault("Cache-Control", "private")  # no shared cache gives it to who has no key
         told = cors(origins, request.headers.get("Origin"))
         response.vary.update([told.pop("Vary")] if "Vary" in told else [])
         headers.update(told)
+        return response
+
+    @app.after_request  # which is before the one above
+    def tell_who_may_frame(response: Response) -> Response:
+        """Where all may, nothing is said: `*` would leave out pages from disk."""
+        policy, ancestors = response.headers.get("Content-Security-Policy"), settings.frame_ancestors
+        if (
+            response.mimetype == "text/html"
+            and policy
+            and "frame-ancestors" not in policy
+            and ancestors != ("*",)
+        ):
+            response.headers["Content-Security-Policy"] = f"{policy}; frame-ancestors {' '.join(ancestors)}"
+            if {*ancestors} <= {"'self'", "'none'"}:
+                response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return response
 
     def _preflight() -> Response:
