@@ -391,7 +391,7 @@ def test_a_shared_link_shows_the_same_in_a_fresh_tab(open_page: Any) -> None:
     answered(other)
     expectation_told(other)
     for part in (".summary", ".choosers", ".head", ".marks", ".notes", ".strongest"):
-        assert other.locator(part).inner_text() == page.locator(part).inner_text()
+        assert other.locator(f"#pronoun {part}").inner_text() == page.locator(f"#pronoun {part}").inner_text()
     expect(cell(other, 10, 12)).to_have_attribute("aria-selected", "true")
     look = "all => all.map(one => [one.textContent, one.ariaLabel, getComputedStyle(one).backgroundColor])"
     cells = "#pronoun .head-grid tbody td"
