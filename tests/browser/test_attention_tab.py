@@ -350,7 +350,8 @@ def test_a_shared_link_shows_the_same_in_a_fresh_browser(open_page: OpenPage) ->
     for selector in (".legend", ".views", ".table", ".scale", ".files >> nth=0"):
         mine = page.locator(f"#attention {selector}").inner_text()
         assert other.locator(f"#attention {selector}").inner_text() == mine
-    looks = "[...document.querySelectorAll('#attention td[data-name]')].map(one => [...one.classList].sort().join() + one.style.backgroundImage)"
+    looks = """[...document.querySelectorAll('#attention td[data-name]')]
+      .map(one => [...one.classList].sort().join() + one.style.backgroundImage)"""
     assert other.evaluate(looks) == page.evaluate(looks)
     expect(other.get_by_label("Unit")).to_have_value("word")
 
