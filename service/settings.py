@@ -55,6 +55,8 @@ def _origin(given: str) -> str:
 
 
 def _ancestor(given: str) -> str:
+    if given in ("self", "none"):
+        raise ValueError(f"quotes belong to it: '{given}'")
     return given if given in ("'self'", "'none'") else _origin(given)
 
 

@@ -7,7 +7,8 @@ const LEAST_SHOWN = 0.01;  // part of the scale below which an arc could not be 
 const MOST_LISTED = 6;
 const MOST_SPREAD = 1.4;  // of a line of tokens, times the width that it needs
 const LINE_HEIGHT = {least: 56, most: 190};  // of the arcs above a line of tokens
-const HEAT_MAP_WIDTH = {least: 260, most: 460}, GAP = 24, TWO_PARTS_WIDTH = 620;
+const HEAT_MAP_WIDTH = {least: 280, most: 500}, GAP = 24, TWO_PARTS_WIDTH = 620;
+const LEAST_NAMED = 13, NAMES_WIDTH = 80;  // pixels of a cell that is named, and of the names
 const DIRECTIONS = {from: "where it attends to", to: "what attends to it"};
 const VIEWS = {both: "arcs and heat map", arcs: "arcs", map: "heat map"};
 
@@ -25,10 +26,13 @@ export class MapView {
     this.arcs = element("div", {className: "arcs"}, this.tokens, this.lines, this.others);
     this.canvas = element("canvas");
     this.cursor = element("div", {className: "cursor", hidden: true});
+    this.cells = element("div", {className: "cells"}, this.canvas, this.cursor);
+    this.rowNames = element("div", {className: "row-names", ariaHidden: "true"});
+    this.keyNames = element("div", {className: "key-names", ariaHidden: "true"});
     this.heat = element("div", {
       className: "heat-map", role: "application", tabIndex: 0,
       ariaLabel: "Heat map, queries down and keys across: arrow keys move, Enter keeps, Escape lets go",
-    }, this.canvas, this.cursor);
+    }, this.keyNames, this.rowNames, this.cells);
     this.readout = element("div", {className: "readout", ariaLive: "polite"});
     const hint = element("p", {className: "hint", textContent: "Point at a token, an arc or a cell; click or Enter keeps it, Escape lets go."});
     this.parts = element("div", {className: "parts"}, element("div", {className: "reading"}, this.arcs, this.readout, hint), this.heat);
@@ -56,7 +60,7 @@ export class MapView {
     if (!same) {
       this.shown = this.kept = null;
       this.tokens.replaceChildren(...map.axis.map((one, index) =>
-        element("button", {type: "button", textContent: one.label, tabIndex: index ? -1 : 0, className: this.between(index)})));
+        element("button", {type: "button", textContent: one.label, tabIndex: index ? -1 : 0, ariaPressed: "false", className: this.between(index)})));
       this.others.replaceChildren(...map.axis.map((one, index) =>
         element("span", {textContent: one.label, className: this.between(index)})));
     }
@@ -119,6 +123,7 @@ export class MapView {
     heat.style.maxWidth = `${beside && line && view === "both" ? Math.min(HEAT_MAP_WIDTH.most, room - needed - GAP) : HEAT_MAP_WIDTH.most}px`;
     if (line) this.tokens.style.width = `${Math.min(this.arcs.parentNode.clientWidth, MOST_SPREAD * needed)}px`;
     if (!arcs.hidden) this.measure(line);
+    if (!heat.hidden) this.nameCells();
     this.present(this.shown);
   }
 
@@ -138,6 +143,15 @@ export class MapView {
     }
     for (const node of this.marks) mark(node, "", "");
     this.marks = [...(line ? this.tokens : this.others).children];
+  }
+
+  // Beside the heat map too, where there is room for them
+  nameCells() {
+    const {axis, rows} = this.map, named = axis.length * LEAST_NAMED <= this.heat.clientWidth - NAMES_WIDTH;
+    const names = indices => named ? indices.map(index => element("span", {textContent: axis[index].label})) : [];
+    this.heat.classList.toggle("named", named);
+    this.rowNames.replaceChildren(...names(rows));
+    this.keyNames.replaceChildren(...names(axis.map((_, index) => index)));
   }
 
   // --- what is shown ---
@@ -287,7 +301,7 @@ export class MapView {
   // --- pointing ---
 
   listen() {
-    const {tokens, others, lines, heat} = this;
+    const {tokens, others, lines, heat, cells} = this;
     const onToken = act => event => { if (this.indexOf(event) >= 0) act({token: this.indexOf(event)}); };
     tokens.addEventListener("pointerover", onToken(what => this.look(what)));
     tokens.addEventListener("focusin", onToken(what => this.look(what)));
@@ -306,14 +320,12 @@ export class MapView {
     };
     lines.addEventListener("pointerover", onArc(what => this.look(what ?? this.kept)));
     lines.addEventListener("click", onArc(what => { if (what) this.keep(what); }));
-    heat.addEventListener("pointermove", event => this.look(this.cellAt(event)));
-    heat.addEventListener("click", event => this.keep(this.cellAt(event)));
+    cells.addEventListener("pointermove", event => this.look(this.cellAt(event)));
+    cells.addEventListener("click", event => this.keep(this.cellAt(event)));
     heat.addEventListener("focus", () => { if (heat.matches(":focus-visible")) this.look(this.firstCell()); });
     heat.addEventListener("keydown", event => this.moveCell(event));
-    for (const part of [this.arcs, heat]) {
-      part.addEventListener("pointerleave", () => this.look(this.kept));
-      part.addEventListener("focusout", () => this.look(this.kept));
-    }
+    for (const part of [this.arcs, cells]) part.addEventListener("pointerleave", () => this.look(this.kept));
+    for (const part of [this.arcs, heat]) part.addEventListener("focusout", () => this.look(this.kept));
     this.root.addEventListener("keydown", event => {
       if (event.key !== "Escape" || !this.kept) return;
       this.kept = null;

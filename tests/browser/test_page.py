@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from service.formats.page import page
+from tests.browser.conftest import Tab
 
 TOKENS = ["The", "<b>", "\n", "it"]
 WEIGHTS = np.array(
@@ -61,30 +62,30 @@ def view(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 def readout(view: Any) -> dict[str, str]:
     """{key label and index: weight} as it is read out."""
     return {
-        item.query_selector("b").inner_text(): item.query_selector("span").get_attribute("title")
-        for item in view.query_selector_all("#readout li")
+        item.query_selector("b").inner_text(): item.query_selector("output").get_attribute("title")
+        for item in view.query_selector_all(".readout li")
     }
 
 
 def token(view: Any, index: int) -> Any:
-    return view.locator("#tokens button").nth(index)
+    return view.locator(".tokens button").nth(index)
 
 
 def test_pointing_at_a_token_shows_the_weights_of_its_row(view: Any) -> None:
-    assert view.locator("#tokens button").all_inner_texts() == ["The", "<b>", "↵", "it"]
+    assert view.locator(".tokens button").all_inner_texts() == ["The", "<b>", "↵", "it"]
     token(view, 3).hover()
     assert readout(view) == {"<b> 1": "0.869", "↵ 2": "0.111", "it 3": "0.014", "The 0": "0.006"}
     token(view, 1).hover()
     assert readout(view) == {"<b> 1": "0.75", "The 0": "0.25"}
-    strengths = [token(view, i).evaluate("node => node.style.backgroundColor") for i in range(4)]
-    assert strengths[1] != strengths[0]
-    assert strengths[2:] == ["", ""]  # tokens ahead have no weight
+    strengths = [token(view, i).evaluate("node => node.style.getPropertyValue('--part')") for i in range(4)]
+    assert strengths == ["0.25", "0.75", "", ""]  # tokens ahead have no weight
+    assert [token(view, i).get_attribute("data-weight") or "" for i in range(4)] == ["0.25", "0.75", "", ""]
 
 
 def test_another_head_and_the_other_direction_can_be_chosen(view: Any) -> None:
     token(view, 0).click()
     view.select_option("#head", "7")
-    view.select_option("#direction", "to")
+    view.get_by_label("Show").select_option("what attends to it")
     assert readout(view) == {"The 0": "1", "↵ 2": "0.75", "it 3": "0.625", "<b> 1": "0.5"}
 
 
@@ -93,11 +94,22 @@ def test_it_works_with_the_keyboard_alone(view: Any) -> None:
     for key in ("End", "ArrowLeft"):
         view.page.keyboard.press(key)
     assert readout(view) == {"The 0": "0.5", "↵ 2": "0.375", "<b> 1": "0.125"}
+    assert token(view, 2).get_attribute("aria-pressed") == "false"
+    view.page.keyboard.press("Enter")
     assert token(view, 2).get_attribute("aria-pressed") == "true"
+    view.page.keyboard.press("Tab")  # to the heat map, and the strongest cell of what is kept
+    assert next(iter(readout(view))) == "The 0"
+    for key in ("ArrowRight", "ArrowDown"):
+        view.page.keyboard.press(key)
+    assert view.locator(".readout > b").inner_text() == "it"
+    assert next(iter(readout(view).items())) == ("<b> 1", "0.869")
+    view.page.keyboard.press("Escape")
+    assert token(view, 2).get_attribute("aria-pressed") == "false"
+    assert view.locator(".readout").inner_text().startswith("Strongest of all rows")
 
 
 def test_pointing_at_a_cell_of_the_heat_map_names_its_weight_first(view: Any) -> None:
-    box = view.locator("#canvas")
+    box = view.locator("canvas")
     size = box.bounding_box()
     box.hover(position={"x": size["width"] * 2.5 / 4, "y": size["height"] * 3.5 / 4})
     assert next(iter(readout(view).items())) == ("↵ 2", "0.111")
@@ -105,7 +117,7 @@ def test_pointing_at_a_cell_of_the_heat_map_names_its_weight_first(view: Any) ->
 
 def test_the_heat_map_is_darker_where_the_weight_is_higher_and_empty_ahead(view: Any) -> None:
     pixels = view.evaluate(
-        "() => { const c = document.getElementById('canvas');"
+        "() => { const c = document.querySelector('canvas');"
         " return [c.width, c.height, ...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]; }"
     )
     assert pixels[:2] == [4, 4]
@@ -120,14 +132,14 @@ def test_the_heat_map_is_darker_where_the_weight_is_higher_and_empty_ahead(view:
 def test_other_texts_can_be_chosen_and_a_skipped_one_says_why(view: Any) -> None:
     view.select_option("#text", "1")
     assert view.locator("#warnings").inner_text() == "text_too_long: Too long."
-    assert not view.locator("#tokens").is_visible()
+    assert not view.locator(".tokens").is_visible()
     view.select_option("#text", "2")
-    assert view.locator("#aggregate").inner_text() == "mean"
+    assert view.locator("#name").inner_text() == "mean"
     assert not view.locator("#layer").is_visible()
     token(view, 3).hover()
     assert readout(view) == {"The 0": "0.625"}
     token(view, 1).hover()
-    assert "not asked for" in view.locator("#readout").inner_text()
+    assert "not asked for" in view.locator(".readout").inner_text()
 
 
 def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(view: Any) -> None:
@@ -137,3 +149,16 @@ def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(view: Any) -> None
     light = view.evaluate(paper)
     view.page.emulate_media(color_scheme="dark")
     assert light == "rgb(255, 255, 255)" != view.evaluate(paper)
+
+
+def test_its_title_begins_as_the_text_does_and_other_weights_are_told_in_a_sentence(tab: Tab) -> None:
+    asked = answer()
+    asked["results"][0]["text"] = "The cat sat " * 20
+    asked["model"]["fallback"] = "the hub has no model x"
+    tab.show(page(asked))
+    title = tab.page.frames[-1].title()
+    assert title.startswith("“The cat sat The cat")
+    assert len(title) < 80
+    assert tab.page.frames[-1].locator("#warnings").inner_text() == (
+        "The first choice of weights could not be had: the hub has no model x. Those of tiny are used instead."
+    )

@@ -12,6 +12,7 @@ KV = "model=llama-2-7b&tokens=4096"
 COREFERENCE = "text=the cat sat, it is&pronoun=it&candidates=the cat&heads=L0H1"
 EXAMPLES = {  # of each route, one that is answered 200
     "/": "/",
+    "/embed/attention": "/embed/attention?text=the cat",
     "/openapi.json": "/openapi.json",
     "/openapi.yaml": "/openapi.yaml",
     "/problems/<slug>": "/problems/overloaded",

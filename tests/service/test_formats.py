@@ -605,7 +605,7 @@ def test_any_token_comes_back_from_the_page_as_it_was(labels: list[str]) -> None
 
 
 def test_the_page_asks_for_nothing_from_outside(payload: dict[str, Any]) -> None:
-    html = page.page(payload).decode()
+    html = page.page(payload).decode().replace("http://www.w3.org/2000/svg", "")  # a name that nobody asks
     assert f'content="{page.CONTENT_SECURITY_POLICY}"' in html
     assert page.CONTENT_SECURITY_POLICY.startswith("default-src 'none';")
     for reference in ("http:", "https:", "src=", "href=", "url(", "@import", "eval("):

@@ -265,6 +265,13 @@ def test_all_of_it_works_under_a_path_prefix(make_app: MakeApp) -> None:
             ok(client.get(f"{prefix}/v1/attention.svg", query_string=query)).content_type == "image/svg+xml"
         )
         assert client.get(f"{prefix}/health/ready").status_code == 200
+        assert client.get(f"{prefix}/embed/attention", query_string=query).content_type.startswith(
+            "text/html"
+        )
+        assert b'"/look/inside/static/app.js"' in client.get(f"{prefix}/").data
+    for method in ("GET", "HEAD"):
+        without_slash = client.open("/look/inside", method=method)
+        assert (without_slash.status_code, without_slash.headers["Location"]) == (308, "/look/inside/")
     problem(client.get("/look/insides/v1/model"), 404)
     assert client.get("/look/inside/openapi.json").get_json()["servers"] == [{"url": "/look/inside"}]
     assert client.get("/openapi.json").get_json()["servers"] == [{"url": "/"}]
@@ -283,3 +290,22 @@ def test_scores_are_null_in_json_and_empty_elsewhere(client: FlaskClient) -> Non
     } == {True}
     for name in ("npz", "svg", "png", "html", "rows"):
         ok(client.post("/v1/attention", query_string={"format": name}, json=body))
+
+
+def test_the_answer_for_a_frame_is_html_in_the_theme_and_view_asked_for(client: FlaskClient) -> None:
+    query = {"text": "the cat", "layer": "1", "head": "2"}
+    page = ok(client.get("/embed/attention", query_string={**query, "theme": "dark", "view": "arcs"}))
+    assert b'<html lang="en" class="embed" data-view="arcs">' in page.data
+    assert b"prefers-color-scheme" not in page.data
+    assert b'<meta name="color-scheme" content="dark">' in page.data
+    other = ok(client.get("/embed/attention", query_string=query))
+    assert other.headers["ETag"] != page.headers["ETag"]
+    assert b"@media (prefers-color-scheme: dark)" in other.data
+    alone = ok(client.get("/v1/attention.html", query_string=query))
+    assert b'<html lang="en">' in alone.data
+    data = re.compile(rb'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
+    assert len({data.findall(one.data)[0] for one in (page, other, alone)}) == 1
+    problem(client.get("/embed/attention", query_string={**query, "theme": "red"}), 422)
+    problem(client.get("/embed/attention", query_string={**query, "view": "pie"}), 422)
+    problem(client.get("/v1/attention.html", query_string={**query, "theme": "dark"}), 422)
+    problem(client.get("/embed/attention", query_string=query, headers={"Accept": "application/json"}), 406)

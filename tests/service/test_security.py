@@ -202,6 +202,12 @@ def test_a_request_without_a_key_is_refused_before_its_body_is_read_or_the_engin
         ("ATTENTION_CORS_ORIGINS", "https://page.example:443", "usual port"),
         ("ATTENTION_CORS_ORIGINS", "http://page.example:80", "usual port"),
         ("ATTENTION_CORS_ORIGINS", "*,https://page.example", "alone"),
+        ("ATTENTION_FRAME_ANCESTORS", "", "https://host"),
+        ("ATTENTION_FRAME_ANCESTORS", "self", "quotes"),
+        ("ATTENTION_FRAME_ANCESTORS", "https://page.example/", "https://host"),
+        ("ATTENTION_FRAME_ANCESTORS", "https://page.example;script-src *", "https://host"),
+        ("ATTENTION_FRAME_ANCESTORS", "'none',https://page.example", "alone"),
+        ("ATTENTION_FRAME_ANCESTORS", "*,'self'", "alone"),
     ],
 )
 def test_what_guards_nothing_is_refused_at_start_in_one_line_that_does_not_quote_it(
@@ -622,6 +628,34 @@ def test_only_what_is_meant_to_be_embedded_can_be(client: FlaskClient, path: str
     assert answer.headers["Cross-Origin-Resource-Policy"] == policy
     assert len(answer.headers.getlist("Content-Security-Policy")) == 1
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("ancestors", "policy"),
+    [
+        ("'none'", "same-origin"),
+        ("'self'", "same-origin"),
+        (PAGE, "cross-origin"),
+        (f"'self',{PAGE},http://localhost:3000", "cross-origin"),
+    ],
+)
+def test_html_answers_say_who_may_frame_them(make_app: MakeApp, ancestors: str, policy: str) -> None:
+    client = make_app(frame_ancestors=ancestors).test_client()
+    said = f"; frame-ancestors {ancestors.replace(',', ' ')}"
+    for path in ("/embed/attention", "/v1/attention.html", "/v1/heads.html"):
+        answer = client.get(f"{path}?text=the cat")
+        assert answer.headers["Content-Security-Policy"].endswith(said)
+        assert answer.headers["Cross-Origin-Resource-Policy"] == policy
+    picture = client.get(PICTURE)
+    assert picture.headers["Cross-Origin-Resource-Policy"] == "cross-origin"
+    for path in ("/", "/problems/unauthorized"):
+        assert client.get(path).headers["Content-Security-Policy"].endswith("; frame-ancestors 'none'")
+
+
+def test_all_may_frame_html_answers_where_nothing_is_set(client: FlaskClient) -> None:
+    answer = client.get("/embed/attention?text=the cat")
+    assert "frame-ancestors" not in answer.headers["Content-Security-Policy"]
+    assert answer.headers["Cross-Origin-Resource-Policy"] == "cross-origin"
 
 
 def test_a_problems_page_runs_and_loads_nothing(client: FlaskClient) -> None:
