@@ -36,7 +36,7 @@ export class Mosaic {
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow});
     root.replaceChildren(this.legend,
       element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice, this.scale),
-      element("div", {className: "cells"}, table), this.hint);
+      element("div", {className: "scroller"}, table), this.hint);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.maps));
     this.paint();
   }
