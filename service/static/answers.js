@@ -10,7 +10,8 @@ const KEPT = {answers: 24, numbers: 2e7};  // 80 MB
 // `options` are those of `ask`. A question is {text, unit?, first_token?}
 export class Answers {
   constructor({layers, heads, limits}) {
-    this.longest = Math.floor(Math.sqrt(Math.min(limits.max_response_elements_compact, MOST_NUMBERS) / (layers * heads)));
+    const most = Math.min(limits.max_response_elements_compact, MOST_NUMBERS);
+    this.longest = Math.floor(Math.sqrt(most / (layers * heads)));
     this.before = new Map();
   }
 

@@ -51,6 +51,7 @@ export class MapView {
   // {name, axis: [{label, segment?}, …], rows: [query index, …], weights: [[number | null per key], …] in the order of `rows`,
   // scores?: true where they are no probabilities}. What was kept stays kept while the tokens are the same
   show(map) {
+    const before = this.map;
     const same = this.map && this.map.axis.length === map.axis.length &&
       this.map.axis.every((one, index) => one.label === map.axis[index].label && one.segment === map.axis[index].segment);
     this.map = map;
@@ -64,8 +65,12 @@ export class MapView {
       this.others.replaceChildren(...map.axis.map((one, index) =>
         element("span", {textContent: one.label, className: this.between(index)})));
     }
-    this.turn();
-    this.layOut();
+    // Another map of the same tokens and rows has its place: measuring it anew would take longer than drawing it
+    if (same && this.width && String(before.rows) === String(map.rows)) this.present(this.shown);
+    else {
+      this.turn();
+      this.layOut();
+    }
     this.paint();
   }
 

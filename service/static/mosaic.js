@@ -6,15 +6,19 @@ import {emptyLegend, UNITS} from "./scores.js";
 
 const LEVELS = 256;
 const MEASURES = ["label", ...Object.keys(UNITS).filter(name => name !== "custom")];
-const HINT = "Point at a head, or move with the arrow keys; click or Enter keeps it, Escape goes back to the kept one. Press a label to see only its heads.";
-const SMALL_MAPS = "In each cell: its map, queries down, keys across, darker for more weight (square root); the colour stands where a token cannot look, ahead.";
+const HINT = "Point at a head, or move with the arrow keys; click or Enter keeps it, Escape goes back to the kept one. " +
+  "Press a label to see only its heads.";
+const SMALL_MAPS = "In each cell: its map, queries down, keys across, with more ink for more weight (square root); " +
+  "the colour stands where no token can look, ahead.";
 
 export class Mosaic {
   // `onShow`: see HeadGrid. `onColor({by, kind, only})` is called when the user chooses other colours
   constructor(root, {layers, heads, onShow, onColor}) {
-    Object.assign(this, {scores: null, maps: null, shown: {by: "label", kind: "score", only: null}});
+    Object.assign(this, {scores: null, maps: null});
+    this.shown = {by: "label", kind: "score", only: null};  // see Scores
     const change = changes => onColor({...this.shown, ...changes});
-    this.legend = element("div", {className: "legend", role: "group", ariaLabel: "Labels: press one to see only its heads"});
+    const ariaLabel = "Labels: press one to see only its heads";
+    this.legend = element("div", {className: "legend", role: "group", ariaLabel});
     this.legend.addEventListener("click", event => {
       const label = event.target.closest("button")?.value;
       if (label) change({only: label === this.shown.only ? null : label});
@@ -32,7 +36,7 @@ export class Mosaic {
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow});
     root.replaceChildren(this.legend,
       element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice, this.scale),
-      element("div", {className: "cells"}, table), this.hint);
+      element("div", {className: "scroller"}, table), this.hint);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.maps));
     this.paint();
   }

@@ -218,8 +218,15 @@ def test_words_and_the_dropped_first_token_are_the_services(open_page: OpenPage,
     for name, weight in read_out(found).items():
         expected = result["maps"][0]["weights"][3][int(name.split(" ")[-1])]
         assert weight == pytest.approx(expected, abs=1e-7)
-    expect(page.locator("#attention > .warnings")).to_contain_text(result["warnings"][0]["message"])
     assert "unit=word&first_token=drop" in page.url
+
+
+def test_what_an_answer_warns_of_is_told(open_page: OpenPage, service: str) -> None:
+    page = open_page(address(first_token="drop"))
+    ready(page)
+    answer = asked(service, "v1/attention", text=SENTENCE, first_token="drop", top_k=1)
+    (warning,) = answer["results"][0]["warnings"]
+    expect(page.locator("#attention > .warnings")).to_have_text(warning["message"])
 
 
 def test_small_maps_are_drawn_from_the_weights(open_page: OpenPage, service: str) -> None:
@@ -350,7 +357,8 @@ def test_a_shared_link_shows_the_same_in_a_fresh_browser(open_page: OpenPage) ->
     for selector in (".legend", ".views", ".table", ".scale", ".files >> nth=0"):
         mine = page.locator(f"#attention {selector}").inner_text()
         assert other.locator(f"#attention {selector}").inner_text() == mine
-    looks = "[...document.querySelectorAll('#attention td[data-name]')].map(one => [...one.classList].sort().join() + one.style.backgroundImage)"
+    looks = """[...document.querySelectorAll('#attention td[data-name]')]
+      .map(one => [...one.classList].sort().join() + one.style.backgroundImage)"""
     assert other.evaluate(looks) == page.evaluate(looks)
     expect(other.get_by_label("Unit")).to_have_value("word")
 
