@@ -1,6 +1,6 @@
 // The KV cache tab: how many bytes models keep for so many tokens, and what fits. Needs no loaded model
 
-import {element, visible} from "./common.js";
+import {beginning, element, visible} from "./common.js";
 import {Problem, askJson} from "./api.js";
 import {Export} from "./export.js";
 import {Loading} from "./loading.js";
@@ -16,6 +16,7 @@ const FIRST = ["meta-llama/Llama-2-7b-hf", "meta-llama/Llama-3.1-8B", "google/ge
 const NONE = "none";  // no model is picked: the address cannot hold an empty list
 const OWN = "your config";
 const ASSUMED_LONGEST = 131072;
+const MOST_TOKENS = 1e9;  // that the service answers for
 const MOST_CURVES = 200;
 
 const DTYPES = [
@@ -40,7 +41,7 @@ const SETTINGS = {
     options: Object.entries(ENGINES)},
   budget: {label: "Memory budget", member: "memory_budget_bytes", first: "", read: parseBytes, placeholder: "24 GiB, 24 GB",
     wrong: "As 24 GiB (powers of 1024), 24 GB (powers of 1000), or in bytes."},
-  encoder_tokens: {label: "Encoder tokens", member: "encoder_tokens", first: "", read: integer, wrong: WHOLE, placeholder: "the model's own"},
+  encoder_tokens: {label: "Encoder tokens", member: "encoder_tokens", first: "", read: integer, wrong: WHOLE, placeholder: "as the model"},
 };
 
 export function mount(panel) {
@@ -77,6 +78,7 @@ class Tab {
   }
 
   start() {
+    this.showEncoder([], this.settings());
     this.listing = new Loading(this.status, this.answers);
     this.listing.run("Asking which models are known …", async (signal, waiting) => {
       const {models} = await askJson(`${PATH}/models`, {signal, waiting});
@@ -108,7 +110,7 @@ class Tab {
     const values = {};
     let wrong = false;
     for (const [name, setting] of Object.entries(SETTINGS)) {
-      const text = state.get(name, setting.first), {input} = this.fields[name];
+      const text = state.get(name) || setting.first, {input} = this.fields[name];
       input.value = text;
       const value = text === "" ? undefined : setting.read(text);
       this.tell(name, value === null ? setting.wrong : "");
@@ -126,7 +128,7 @@ class Tab {
 
   entries() {
     const named = this.picked().map(id => ({name: id, preset: this.preset(id), source: {model: id}}));
-    const own = this.config === null ? [] : [{name: typeof this.config.model_type === "string" ? `${OWN}: ${this.config.model_type}` : OWN, source: {config: this.config}}];
+    const own = this.config === null ? [] : [{name: nameOf(this.config), source: {config: this.config}}];
     return [...named.slice(0, MOST - own.length), ...own].map((entry, index) => ({...entry, index}));
   }
 
@@ -145,7 +147,7 @@ class Tab {
       this.loading.run("", async () => {});  // what is still asked for is of no use any more
       return;
     }
-    const known = entries.map(({preset, source}) => preset ? preset.max_tokens : longestOf(source.config)).filter(Number.isSafeInteger);
+    const known = entries.map(({preset, source}) => preset ? preset.max_tokens : longestOf(source.config)).filter(one => Number.isSafeInteger(one) && 1 <= one && one <= MOST_TOKENS);
     const stops = stopsFor(Math.max(values.tokens, ...known.length ? known : [ASSUMED_LONGEST]), known, values.tokens);
     const members = this.members(values);
     this.loading.run("Asking …", async (signal, waiting) => {
@@ -208,7 +210,6 @@ class Tab {
     const log = state.get("scale") !== "linear";
     for (const input of this.scale.querySelectorAll("input")) input.checked = (input.value === "log") === log;
     if (!this.answered) return;
-    if (this.answered.entries.some(({answer}) => answer)) this.offer();
     const {entries, values, stops} = this.answered, drawn = entries.filter(({answer}) => answer);
     this.plot.hidden = !drawn.length;
     const lines = drawn.map(({name, index, answer, points, preset}) => ({
@@ -222,6 +223,7 @@ class Tab {
     this.chart.strong = this.kept;
     if (lines.length) this.chart.show({lines, stops, budget: values.budget, log, asked: values.tokens});
     this.readOff(null);
+    this.offer();
   }
 
   legendItem({name, index, source}) {
@@ -275,23 +277,20 @@ class Tab {
     });
     this.numbers.replaceChildren(comparison(entries, values),
       ...told.length ? [element("ul", {className: "warnings told", ariaLabel: "Warnings"}, ...told)] : []);
-    this.export.node.hidden = !fine.length;
     this.models.replaceChildren(...models);
   }
 
   // --- to take along ---
 
+  // One request for all: the first is asked about, the others compared with it
   offer() {
-    const body = this.exported(), scale = state.get("scale") === "linear" ? "linear" : "log";
+    const {entries, values} = this.answered, scale = state.get("scale") === "linear" ? "linear" : "log";
+    const [main, ...others] = entries.filter(({answer}) => answer).sort((one, other) => Boolean(other.source.config) - Boolean(one.source.config));
+    this.export.node.hidden = !main;
+    if (!main) return;
+    const body = {...main.source, ...this.members(values), ...others.length ? {compare_models: others.map(({source}) => source.model)} : {}};
     const sizes = {what: "Sizes", path: PATH, body, file: "kv-cache", formats: ["CSV", "JSON"]};
     this.export.offer([sizes, {...sizes, what: "Chart", path: `${PATH}?width=960&scale=${scale}`, formats: ["SVG", "PNG"]}], [sizes]);
-  }
-
-  // One request for all: the first is asked about, the others compared with it
-  exported() {
-    const {entries, values} = this.answered;
-    const [main, ...others] = entries.filter(({answer}) => answer).sort((one, other) => Boolean(other.source.config) - Boolean(one.source.config));
-    return {...main.source, ...this.members(values), ...others.length ? {compare_models: others.map(({source}) => source.model)} : {}};
   }
 }
 
@@ -335,6 +334,8 @@ function pointsOf(answer, curve) {
 
 const told = ({pointer, detail}) => `${pointer}: ${detail}`;
 const short = name => name.slice(name.lastIndexOf("/") + 1);
+
+const nameOf = ({model_type: type}) => typeof type === "string" ? `${OWN}: ${beginning(type, 40)}` : OWN;
 
 // Only for how far the chart goes: what it means is the service's to read
 const longestOf = config => config?.max_position_embeddings ?? config?.text_config?.max_position_embeddings;
