@@ -18,9 +18,10 @@ const EXAMPLES = {
   "code": "def mean(values):\n    total = sum(values)\n    return total / len(values)\n",
   "German": "Der Hund bellte den Briefträger an, weil er ihn nicht kannte.",
   "Arabic": "جلس القط على السجادة لأنه كان متعبا.",
-  "long": "The committee that had reviewed the proposals of the three universities decided that none of them was ready. Each of them " +
-    "relied on measurements that nobody outside the group had been able to repeat, and the one that looked best in the summary was the " +
-    "one that had left out the most. So the committee asked for the raw data, and waited. When it came, most of it was empty.",
+  "long": "The committee that had reviewed the proposals of the three universities decided that none of them " +
+    "was ready. Each of them relied on measurements that nobody outside the group had been able to repeat, and the one " +
+    "that looked best in the summary was the one that had left out the most. So the committee asked for the raw data, " +
+    "and waited. When it came, most of it was empty.",
 };
 
 export async function mount(panel, model) {
@@ -30,15 +31,18 @@ export async function mount(panel, model) {
 
 class AttentionTab {
   constructor(panel) {
-    Object.assign(this, {panel, scores: null, scored: null, maps: undefined, fetched: null, stale: true, compared: null, next: null});
+    // `maps` of all heads: null where the text is too long for that, undefined until they come; `scored`: whose `scores`
+    Object.assign(this, {panel, scores: null, scored: null, maps: undefined, fetched: null});
+    Object.assign(this, {stale: true, compared: null, next: null});
     panel.classList.add("attention-tab", "head-scores");
     this.form = this.buildForm();
     const [reading, scoring, fetching] = ["", "", ""].map(() => element("p", {className: "status", role: "status"}));
     this.mosaicPart = element("div", {className: "mosaic"});
     [this.left, this.right] = ["left", "right"].map(buildView);
-    this.left.view = new MapView(this.left.map, {onPoint: token => this.right.view.point(token)});
-    this.right.view = new MapView(this.right.map, {onPoint: token => { if (this.compared) this.left.view.point(token); }});
-    this.compareButton = element("button", {type: "button", onclick: () => state.set({compare: this.compared ? null : this.kept.name})});
+    this.left.view = new MapView(this.left.map, {onPoint: token => this.point(this.right.view, token)});
+    this.right.view = new MapView(this.right.map, {onPoint: token => this.point(this.left.view, token)});
+    const compare = () => state.set({compare: this.compared ? null : this.kept.name});
+    this.compareButton = element("button", {type: "button", onclick: compare});
     this.compareHint = element("span", {className: "quiet"});
     this.views = element("div", {className: "views"}, this.left.part, this.right.part);
     this.export = new Export();
@@ -63,19 +67,23 @@ class AttentionTab {
     });
     this.unit = element("select", {onchange: () => state.set({unit: this.unit.value === "word" ? "word" : null})},
       element("option", {textContent: "token"}), element("option", {textContent: "word"}));
-    this.drop = element("input", {type: "checkbox", onchange: () => state.set({first_token: this.drop.checked ? "drop" : null})});
+    const dropped = () => state.set({first_token: this.drop.checked ? "drop" : null});
+    this.drop = element("input", {type: "checkbox", onchange: dropped});
     this.length = element("span", {className: "quiet"});
-    const examples = Object.entries(EXAMPLES).map(([textContent, text]) => element("button", {type: "button", textContent, onclick: () => {
+    const take = text => {
       this.text.value = text;
       this.submit();
-    }}));
+    };
+    const examples = Object.entries(EXAMPLES).map(([textContent, text]) =>
+      element("button", {type: "button", textContent, onclick: () => take(text)}));
     const submit = event => {
       event.preventDefault();
       this.submit();
     };
     return element("form", {className: "asking", onsubmit: submit},
       element("label", {className: "text"}, "Text", this.text),
-      element("div", {className: "controls"}, element("button", {textContent: "Look", className: "look", title: "Ctrl+Enter"}),
+      element("div", {className: "controls"},
+        element("button", {textContent: "Look", className: "look", title: "Ctrl+Enter"}),
         element("label", {}, "Unit ", this.unit),
         element("label", {title: "Takes its column away and renormalises the rest: many heads rest on the first token"},
           this.drop, "Drop the first token (the sink)"), this.length),
@@ -109,8 +117,8 @@ class AttentionTab {
 
   // The first head where the address names one that is not there
   get kept() {
-    const {grid} = this.mosaic;
-    return grid.at(nameOf({layer: state.integer("layer") ?? FIRST.layer, head: state.integer("head") ?? FIRST.head})) ?? grid.cells[0];
+    const {grid} = this.mosaic, layer = state.integer("layer") ?? FIRST.layer, head = state.integer("head") ?? FIRST.head;
+    return grid.at(nameOf({layer, head})) ?? grid.cells[0];
   }
 
   fillForm() {
@@ -133,8 +141,8 @@ class AttentionTab {
   }
 
   color() {
-    const by = state.get("by", "label");
-    this.mosaic.color({by, kind: state.get("kind") === "excess" ? "excess" : "score", only: state.get("label")});
+    const by = state.get("by", "label"), excess = state.get("kind") === "excess" && by !== "label" && by !== "entropy";
+    this.mosaic.color({by, kind: excess ? "excess" : "score", only: state.get("label")});
     this.showLater(this.mosaic.grid.current);
     this.offer();
   }
@@ -174,10 +182,15 @@ class AttentionTab {
     this.stale = false;
     this.maps = undefined;
     this.fetched = null;
-    this.fetching.run("", async () => {});  // overtakes what is under way
-    this.reading.run("Reading the text …", async (signal, waiting) => {
+    for (const one of [this.scoring, this.fetching]) overtake(one);
+    this.offer();
+    return this.reading.run("Reading the text …", async (signal, waiting) => {
+      const options = {signal, waiting};
       try {
-        this.maps = await this.answers.maps(question, {signal, waiting});
+        const fits = await this.answers.fits(question, options);
+        if (fits) this.score(question);
+        else if (this.scored !== question.text) this.mosaic.fill(null);
+        this.maps = fits ? await this.answers.maps(question, options) : null;
       } catch (error) {
         if (error.name !== "AbortError") this.result.hidden = true;  // it is of another text
         throw advised(error);
@@ -187,21 +200,25 @@ class AttentionTab {
       this.show(this.mosaic.grid.current);
       this.tell();
     });
-    this.scoring.run("Scoring the heads …", async (signal, waiting) => {
+  }
+
+  score(question) {
+    const doing = this.maps === null ? "Scoring the heads: of a long text this takes a while …" : "Scoring the heads …";
+    this.scoring.run(doing, async (signal, waiting) => {
       this.scores = await this.answers.scores(question.text, {signal, waiting});
       this.scored = question.text;
       this.mosaic.fill(this.scores);
       this.show(this.mosaic.grid.current);
       this.tell();
     });
-    this.offer();
   }
 
-  // Where the text is too long for all maps at once: those of the views alone
+  // Where the text is too long for all maps at once: those of the views alone. Scores wait: they take longer
   fetch(views) {
     const {question} = this, wanted = views.map(([, {name}]) => name).join();
     if (this.fetched === wanted) return;
     this.fetched = wanted;
+    overtake(this.scoring);
     this.fetching.run("Asking for the map …", async (signal, waiting) => {
       try {
         for (const [{view}, cell] of views) {
@@ -213,6 +230,7 @@ class AttentionTab {
         if (this.fetched === wanted) this.fetched = null;
         throw error;
       }
+      if (this.scored !== question.text) this.score(question);
     });
   }
 
@@ -244,6 +262,11 @@ class AttentionTab {
     if (scores) this.numbers.fill(scores, scores.byName.get(cell.name), shown.by);
   }
 
+  // The other of two views follows, unless it still shows another text
+  point(view, token) {
+    if (this.compared && (token ?? 0) < view.map?.axis.length) view.point(token);
+  }
+
   // How long the text is, and what the answers warn of
   tell(maps = this.maps) {
     if (maps) this.length.textContent = plural(maps.axis.length, this.question.unit ?? "token");
@@ -257,17 +280,20 @@ class AttentionTab {
   }
 
   offer() {
-    const {question} = this, heads = this.compared && this.compared !== this.kept ? [this.compared, this.kept] : [this.kept];
-    const maps = heads.map(({layer, head, name}) => ({
-      what: `Map of ${name}`, path: "v1/attention", body: {...question, layers: [layer], heads: [head]}, file: `attention-${name}`,
+    const {question, compared, kept} = this, {by} = this.mosaic.shown;
+    const maps = (compared && compared !== kept ? [compared, kept] : [kept]).map(({layer, head, name}) => ({
+      what: `Map of ${name}`, file: `attention-${name}`, path: "v1/attention",
+      body: {...question, layers: [layer], heads: [head]},
     }));
-    const {by} = this.mosaic.shown;
-    const all = {what: "All heads", path: by === "label" ? "v1/heads" : `v1/heads?color=${encodeURIComponent(by)}`, body: {text: question.text}, file: "heads"};
-    this.export.offer([...maps, all], maps);
+    const path = by === "label" ? "v1/heads" : `v1/heads?color=${by}`;
+    this.export.offer([...maps, {what: "All heads", file: "heads", path, body: {text: question.text}}], maps);
   }
 }
 
 const plural = (many, what) => `${many.toLocaleString("en")} ${what}${many === 1 ? "" : "s"}`;
+
+// Ends the question under way, if any
+const overtake = loading => loading.run("", async () => {});
 
 function advised(error) {
   if (!(error instanceof Problem && error.has("text_too_long"))) return error;
@@ -283,8 +309,8 @@ function buildNumbers() {
   const names = element("thead"), rows = element("tbody");
   const legend = element("p", {className: "hint"}, element("span", {className: "tick"}), " baseline \u2002 ",
     element("span", {className: "tick threshold"}), " threshold");
-  const table = element("div", {className: "table", role: "region", ariaLabel: "All scores of the head", tabIndex: 0},
-    element("table", {}, names, rows), legend);
+  const region = {className: "table", role: "region", ariaLabel: "All scores of the head", tabIndex: 0};
+  const table = element("div", region, element("table", {}, names, rows), legend);
   return {
     part: element("details", {open: true, hidden: true}, element("summary", {textContent: "All scores of the head"}), table),
     fill(scores, head, by) {

@@ -4,14 +4,15 @@ import {element} from "./common.js";
 
 export const nameOf = ({layer, head}) => `L${layer}H${head}`;
 
-// Fills `table`, of role grid. What cells look like and say is the caller's: see `paint`. `onShow(cell, kept)` is told of the cell
-// that is pointed at, focused or kept; a click, Enter or Space keep it, and it comes back when the pointer leaves. Kept again it is
-// let go, as by Escape; where `sticky` one head is always kept, once one was, and Escape goes back to it
+// Fills `table`, of role grid. What cells look like and say is the caller's: see `paint`. `onShow(cell, kept)` is told
+// of the cell that is pointed at, focused or kept; a click, Enter or Space keep it, and it comes back when the pointer
+// leaves. Kept again it is let go, as by Escape; where `sticky` one is always kept, once one was, and Escape goes back to it
 export class HeadGrid {
   constructor(table, {layers, heads, sticky = false, onShow = () => {}}) {
     Object.assign(this, {table, sticky, onShow, current: null, pinned: null});
     this.rows = layers.map((layer, y) => heads.map((head, x) => {
-      const node = element("td", {tabIndex: -1, ariaSelected: "false"}), name = node.dataset.name = nameOf({layer, head});
+      const node = element("td", {tabIndex: -1, ariaSelected: "false"}), name = nameOf({layer, head});
+      node.dataset.name = name;
       return {layer, head, name, node, x, y};
     }));
     this.cells = this.rows.flat();

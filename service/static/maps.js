@@ -9,7 +9,8 @@ export class Maps {
     const arrays = readNpz(buffer), metadata = JSON.parse(new TextDecoder().decode(arrays.metadata.values));
     const [result] = metadata.results, numbers = name => Array.from(arrays[name].values, Number);
     this.warnings = result.warnings;
-    this.axis = (result.unit === "word" ? result.words : result.tokens).map(one => ({label: visible(one.text), segment: one.segment}));
+    const axis = result.unit === "word" ? result.words : result.tokens;
+    this.axis = axis.map(({text, segment}) => ({label: visible(text), segment}));
     this.rows = numbers("queries_0");
     this.weights = arrays.weights_0.values;
     const heads = numbers("heads_0");

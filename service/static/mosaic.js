@@ -2,22 +2,30 @@
 
 import {element, fill} from "./common.js";
 import {HeadGrid} from "./grid.js";
+import {emptyLegend, UNITS} from "./scores.js";
 
 const LEVELS = 256;
-const HINT = "Point at a head, or move with the arrow keys; click or Enter keeps it, Escape goes back to the kept one. Press a label to see only its heads.";
-const SMALL_MAPS = "In each cell: its map, queries down, keys across, darker for more weight (square root); the colour stands where a token cannot look, ahead.";
+const MEASURES = ["label", ...Object.keys(UNITS).filter(name => name !== "custom")];
+const HINT = "Point at a head, or move with the arrow keys; click or Enter keeps it, Escape goes back to the kept one. " +
+  "Press a label to see only its heads.";
+const SMALL_MAPS = "In each cell: its map, queries down, keys across, with more ink for more weight (square root); " +
+  "the colour stands where no token can look, ahead.";
 
 export class Mosaic {
   // `onShow`: see HeadGrid. `onColor({by, kind, only})` is called when the user chooses other colours
   constructor(root, {layers, heads, onShow, onColor}) {
-    Object.assign(this, {scores: null, maps: null, shown: {by: "label", kind: "score", only: null}});
+    Object.assign(this, {scores: null, maps: null});
+    this.shown = {by: "label", kind: "score", only: null};  // see Scores
     const change = changes => onColor({...this.shown, ...changes});
-    this.legend = element("div", {className: "legend", role: "group", ariaLabel: "Labels: press one to see only its heads"});
+    const ariaLabel = "Labels: press one to see only its heads";
+    this.legend = element("div", {className: "legend", role: "group", ariaLabel});
     this.legend.addEventListener("click", event => {
       const label = event.target.closest("button")?.value;
       if (label) change({only: label === this.shown.only ? null : label});
     });
+    this.legend.append(...emptyLegend());
     this.by = element("select", {onchange: () => change({by: this.by.value})});
+    fill(this.by, MEASURES);
     this.kind = element("select", {onchange: () => change({kind: this.kind.value})});
     fill(this.kind, ["score", "excess"]);
     this.kindChoice = element("label", {}, "Show ", this.kind);
@@ -27,41 +35,33 @@ export class Mosaic {
       element("caption", {textContent: "layers ↓ \u00a0 heads →"}));
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow});
     root.replaceChildren(this.legend,
-      element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice), this.scale,
+      element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice, this.scale),
       element("div", {className: "cells"}, table), this.hint);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.maps));
     this.paint();
   }
 
+  // An address may name a score that there is not
   color(shown) {
-    this.shown = shown;
+    this.shown = MEASURES.includes(shown.by) ? shown : {...shown, by: "label"};
+    this.by.value = this.shown.by;
+    this.kind.value = shown.kind;
+    this.kindChoice.hidden = this.shown.by === "label" || this.shown.by === "entropy";
     this.paint();
   }
 
-  // Scores of the text's heads, null while there are none
+  // The scores of the text's heads; null while there are none
   fill(scores) {
     this.scores = scores;
+    this.legend.replaceChildren(...scores?.legend() ?? emptyLegend());
+    this.scale.replaceChildren();
     this.paint();
   }
 
   paint() {
-    const {grid, scores, maps} = this;
-    this.legend.hidden = this.by.disabled = !scores;
+    const {grid, scores, maps, shown} = this;
     this.hint.textContent = `${HINT} ${maps ? SMALL_MAPS : ""}`;
-    if (!scores) {
-      grid.paint(({node, layer, head}) => { node.ariaLabel = `Layer ${layer}, head ${head}`; });
-      return;
-    }
-    // A shared address may name a score that this answer has not
-    const shown = ["label", ...scores.measures].includes(this.shown.by) ? this.shown : {...this.shown, by: "label"};
-    if (this.legend.childElementCount === 0 || this.drawn !== scores) {
-      this.legend.replaceChildren(...scores.legend());
-      this.drawn = scores;
-    }
-    fill(this.by, ["label", ...scores.measures]);
-    this.by.value = shown.by;
-    this.kind.value = shown.kind;
-    this.kindChoice.hidden = shown.by === "label" || shown.by === "entropy";
+    if (!scores) return grid.paint(blank);
     for (const button of this.legend.children) button.ariaPressed = String(button.value === shown.only);
     grid.paint(cell => scores.paint(cell, shown, maps ? wedges : undefined));
     this.scale.replaceChildren(...scores.scale(grid.cells, shown));
@@ -70,8 +70,8 @@ export class Mosaic {
   // The small maps; null where there are none of all heads
   draw(maps) {
     this.maps = maps;
-    this.grid.table.classList.toggle("with-maps", Boolean(maps));
-    if (maps) {
+    if (!maps) this.grid.paint(({node}) => node.replaceChildren());
+    else {
       const width = maps.axis.length, height = maps.rows.length, palette = inks();
       const picture = new ImageData(width, height), pixels = new Uint32Array(picture.data.buffer);
       this.grid.table.classList.toggle("coarse", width < 24);
@@ -85,6 +85,12 @@ export class Mosaic {
     }
     this.paint();
   }
+}
+
+function blank({node, layer, head}) {
+  node.style.backgroundImage = "";
+  node.classList.remove("missing", "outlined", "borderline", "dim");
+  node.ariaLabel = `Layer ${layer}, head ${head}`;
 }
 
 // Square roots, or all but the strongest weights would be white; what lies ahead stays transparent

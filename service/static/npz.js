@@ -6,11 +6,12 @@ const TYPES = {"<f4": Float32Array, "<i8": BigInt64Array, "|S": Uint8Array};
 // {name: {shape, values}} of an ArrayBuffer; arrays of another type than those above are left out
 export function readNpz(buffer) {
   const view = new DataView(buffer), arrays = {};
-  let end = buffer.byteLength - 22;  // no comment follows
-  if (end < 0 || view.getUint32(end, true) !== DIRECTORY_END) throw new Error("not an archive");
+  const end = buffer.byteLength - 22;  // no comment follows
+  if (end < 0 || view.getUint32(end, true) !== DIRECTORY_END) throw new Error("not an archive of ours");
   let place = view.getUint32(end + 16, true);
   for (let left = view.getUint16(end + 10, true); left; left--) {
-    if (view.getUint32(place, true) !== DIRECTORY_ENTRY || view.getUint16(place + 10, true) !== 0) throw new Error("compressed, or cut");
+    const compressed = view.getUint16(place + 10, true) !== 0;
+    if (view.getUint32(place, true) !== DIRECTORY_ENTRY || compressed) throw new Error("not an archive of ours");
     const [name, extra, comment] = [28, 30, 32].map(offset => view.getUint16(place + offset, true));
     const local = view.getUint32(place + 42, true), size = view.getUint32(place + 24, true);
     const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);

@@ -20,8 +20,8 @@ const STATUS = {
 };
 const NONE = "no label";
 
-// What is on show is `{by, kind, only}`: a label's or a score's colours ("label" or the score's name), its "score" or "excess",
-// and the label whose heads alone are lit, or null
+// What is on show is `{by, kind, only}`: what gives the colours ("label" or a score's name), the score's "score" or
+// "excess", and the label whose heads alone are lit, or null
 export class Scores {
   constructor({heads, definitions, summary, warnings}) {
     Object.assign(this, {heads, definitions, warnings, labels: summary.labels, ranges: new Map()});
@@ -57,15 +57,17 @@ export class Scores {
   // A cell of the grid; `mixed` draws several labels as one image
   paint({name, node}, {by, kind, only}, mixed = stripes) {
     const head = this.byName.get(name), byLabel = by === "label";
-    const states = byLabel ? Object.keys(this.labels).map(label => this.status(head, label)) : [this.status(head, by)];
+    const states = (byLabel ? Object.keys(this.labels) : [by]).map(one => this.status(head, one));
     const status = node.dataset.status = states.includes("ok") ? "ok" : states[0];
     const value = byLabel ? null : this.number(head, by, kind);
-    node.style.backgroundImage = byLabel ? mixed(head.labels.map(colorOf)) : value === null ? "" : shade(value, this.range(by, kind));
+    const colored = value === null ? "" : shade(value, this.range(by, kind));
+    node.style.backgroundImage = byLabel ? mixed(head.labels.map(colorOf)) : colored;
     node.classList.toggle("missing", status !== "ok");
     node.classList.toggle("outlined", !byLabel && head.labels.includes(by));
     node.classList.toggle("borderline", byLabel ? head.borderline.length > 0 : head.borderline.includes(by));
     node.classList.toggle("dim", only !== null && !carries(head, only));
-    const said = status !== "ok" ? STATUS[status].join(": ") : byLabel ? head.labels.join(", ") || NONE : `${by} ${kind} ${format(value)}`;
+    const told = () => byLabel ? head.labels.join(", ") || NONE : `${by} ${kind} ${format(value)}`;
+    const said = status === "ok" ? told() : STATUS[status].join(": ");
     node.ariaLabel = `Layer ${head.layer}, head ${head.head}: ${said}`;
   }
 
@@ -73,20 +75,22 @@ export class Scores {
   legend() {
     const without = this.heads.filter(head => !head.labels.length).length;
     const counts = [...Object.entries(this.labels), [NONE, {count: without, fraction: without / this.heads.length}]];
-    return counts.map(([label, {count, fraction}]) => element("button",
-      {type: "button", disabled: !count, value: label, title: `${count} of ${this.heads.length} heads`},
-      swatch(label), element("span", {textContent: label}),
-      element("span", {textContent: count ? `${count} · ${(100 * fraction).toFixed(1)} %` : "0"})));
+    return counts.map(([label, {count, fraction}]) => {
+      const share = count ? `· ${(100 * fraction).toFixed(1)} %` : "";
+      return labelButton(label, count, share, {disabled: !count, title: `${count} of ${this.heads.length} heads`});
+    });
   }
 
   // What the colours and marks of the painted cells mean
   scale(cells, {by, kind}) {
-    const keys = [], parts = [], seen = className => cells.some(({node}) => node.classList.contains(className));
+    const keys = [], parts = [];
+    const seen = className => cells.some(({node}) => node.classList.contains(className));
     if (by !== "label") {
       const range = this.range(by, kind), bar = element("span", {className: "bar"});
       const [low, zero] = range[0] < 0 ? ["rgb(var(--below))", "50%"] : ["transparent", "0%"];
       bar.style.backgroundImage = `linear-gradient(90deg, ${low}, transparent ${zero}, rgb(var(--heat)))`;
-      const end = value => element("span", {textContent: `${Number(value.toFixed(3))}${UNITS[by] ? ` ${UNITS[by]}` : ""}`, title: String(value)});
+      const unit = UNITS[by] ? ` ${UNITS[by]}` : "";
+      const end = value => element("span", {textContent: `${Number(value.toFixed(3))}${unit}`, title: String(value)});
       parts.push(end(range[0]), bar, end(range[1]));
       const baseline = by === "entropy" ? null : kind === "excess" ? 0 : this.heads[0].scores[by].baseline;  // the same for all heads
       if (baseline !== null) {
@@ -103,19 +107,24 @@ export class Scores {
     for (const status of unique(cells.map(({node}) => node.dataset.status))) {
       if (status !== "ok") keys.push(key(marked("missing"), STATUS[status].join(": ")));
     }
-    if (seen("borderline")) keys.push(key(marked("borderline"), "borderline: the exactness of the weights would give or take a label"));
+    if (seen("borderline")) {
+      keys.push(key(marked("borderline"), "borderline: the exactness of the weights would give or take a label"));
+    }
     return [...parts, element("div", {className: "keys"}, ...keys)];
   }
 
   // --- one head ---
 
   headline(head, {by, kind}, note = "") {
-    const facts = [`KV head ${head.kv_head}`, `entropy ${head.entropy === null ? "–" : `${format(head.entropy)}\u00a0${UNITS.entropy}`}`];
+    const entropy = head.entropy === null ? "–" : `${format(head.entropy)}\u00a0${UNITS.entropy}`;
+    const facts = [`KV head ${head.kv_head}`, `entropy ${entropy}`];
     const {custom} = head.scores;
-    if (custom?.mae_similarity != null) facts.push(`1 − mean absolute error of the pattern ${format(custom.mae_similarity)}`);
+    if (custom?.mae_similarity != null) {
+      facts.push(`1 − mean absolute error of the pattern ${format(custom.mae_similarity)}`);
+    }
     if (by !== "label" && by !== "entropy") {
-      const value = this.number(head, by, kind);
-      facts.unshift(value === null ? `${by}: ${STATUS[this.status(head, by)][0]}` : `${by} ${kind === "excess" ? "excess " : ""}${format(value)}`);
+      const value = this.number(head, by, kind), what = kind === "excess" ? `${by} excess` : by;
+      facts.unshift(value === null ? `${by}: ${STATUS[this.status(head, by)][0]}` : `${what} ${format(value)}`);
     }
     const chips = [
       ...head.labels.map(label => chip(label, head.borderline.includes(label) ? "borderline" : "")),
@@ -129,8 +138,9 @@ export class Scores {
   }
 
   header() {
-    return element("tr", {}, ...["score of", "score", "", "baseline", "excess", "argmax rate", "rows", "status",
-      ...this.pooled ? ["sd", "95 % interval", "n"] : [], ...this.agreeing ? ["agree"] : []].map(name => element("th", {scope: "col", textContent: name})));
+    const names = ["score of", "score", "", "baseline", "excess", "argmax rate", "rows", "status",
+      ...this.pooled ? ["sd", "95 % interval", "n"] : [], ...this.agreeing ? ["agree"] : []];
+    return element("tr", {}, ...names.map(textContent => textContent ? element("th", {scope: "col", textContent}) : element("td")));
   }
 
   rows(head, by) {
@@ -150,11 +160,11 @@ export class Scores {
     const [status, why] = STATUS[score.status] ?? ["ok", ""];
     const node = element("tr", {},
       element("th", {scope: "row"}, carried ? swatch(name) : element("span", {className: "swatch none"}), name),
-      decimal(score.score), element("td", {}, bar), decimal(score.baseline), decimal(score.excess), decimal(score.argmax_rate),
-      whole(score.rows), element("td", {textContent: status, title: why}));
+      decimal(score.score), element("td", {}, bar), decimal(score.baseline), decimal(score.excess),
+      decimal(score.argmax_rate), whole(score.rows), element("td", {textContent: status, title: why}));
     if (this.pooled) {
-      const interval = score.ci95 ? {textContent: score.ci95.map(format).join(" to "), title: score.ci95.join(" to ")} : {textContent: "–"};
-      node.append(decimal(score.sd), element("td", interval), whole(score.n));
+      const [textContent, title] = score.ci95 ? [score.ci95.map(format).join(" to "), score.ci95.join(" to ")] : ["–", ""];
+      node.append(decimal(score.sd), element("td", {textContent, title}), whole(score.n));
     }
     if (this.agreeing) node.append(whole(head.texts_agreeing[name]));
     node.classList.toggle("carried", carried);
@@ -165,7 +175,8 @@ export class Scores {
 
 const colorOf = label => COLORS[label] ?? "gray";
 const carries = (head, label) => label === NONE ? !head.labels.length : head.labels.includes(label);
-const decimal = value => element("td", value == null ? {textContent: "–"} : {textContent: format(value), title: String(value)});
+const decimal = value =>
+  element("td", value == null ? {textContent: "–"} : {textContent: format(value), title: String(value)});
 const whole = value => element("td", {textContent: value ?? "–"});
 const key = (mark, text) => element("span", {}, mark, ` ${text}`);
 const marked = className => element("span", {className: `swatch ${className}`});
@@ -176,8 +187,18 @@ export function swatch(label) {
   return node;
 }
 
+function labelButton(label, count, share, properties) {
+  return element("button", {type: "button", value: label, ...properties}, swatch(label), element("span", {textContent: label}),
+    element("span", {className: "count", textContent: count}), element("span", {className: "share", textContent: share}));
+}
+
+// The same buttons before there is an answer; first_token is a score without a label
+export const emptyLegend = () => [...Object.keys(COLORS).filter(name => name !== "first_token"), NONE]
+  .map(label => labelButton(label, "", "", {disabled: true}));
+
 export function chip(label, note) {
-  return element("span", {className: "chip"}, swatch(label), element("span", {textContent: note ? `${label} (${note})` : label}));
+  const textContent = note ? `${label} (${note})` : label;
+  return element("span", {className: "chip"}, swatch(label), element("span", {textContent}));
 }
 
 function stripes(colors) {
