@@ -5,7 +5,7 @@ import {Problem, askJson} from "./api.js";
 import {Export} from "./export.js";
 import {Loading} from "./loading.js";
 import * as state from "./state.js";
-import {binary, decimal, exact, grouped, parseBytes} from "./bytes.js";
+import {binary, decimal, exact, parseBytes} from "./bytes.js";
 import {Chart, stopsFor, swatch} from "./kv_chart.js";
 import {MOST, Picker} from "./kv_picker.js";
 import {comparison, details, lengthOf, warnings} from "./kv_numbers.js";
