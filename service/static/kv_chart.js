@@ -9,8 +9,8 @@ const TALL = 380, TOP = 14, FOOT = 40, ROW = 15;
 const BESIDE = 620;  // from this width on the names stand at the lines' ends
 const LONGEST = 30;
 
-export const colorOf = index => `var(--line-${index % COLORS})`;
-export const dashesOf = index => index < SOLID ? "none" : "7 3";
+const colorOf = index => `var(--line-${index % COLORS})`;
+const dashesOf = index => index < SOLID ? "none" : "7 3";
 
 function svg(tag, attributes, text) {
   const node = document.createElementNS(SVG, tag);
@@ -18,6 +18,9 @@ function svg(tag, attributes, text) {
   if (text !== undefined) node.textContent = text;
   return node;
 }
+
+const stroke = (kind, d, index, dashes = dashesOf(index)) =>
+  svg("path", {class: kind, d, stroke: colorOf(index), "stroke-dasharray": dashes});
 
 // Numbers from `low` to `high` on pixels from `start` to `end`
 class Axis {
@@ -27,7 +30,8 @@ class Axis {
 
   at(value) {
     const scale = this.log ? Math.log2 : Number;
-    return this.start + (scale(value) - scale(this.low)) / (scale(this.high) - scale(this.low)) * (this.end - this.start);
+    const share = (scale(value) - scale(this.low)) / (scale(this.high) - scale(this.low));
+    return this.start + share * (this.end - this.start);
   }
 
   holds(value) {
@@ -40,7 +44,7 @@ class Axis {
     if (this.log) {
       const first = Math.ceil(Math.log2(this.low)), last = Math.floor(Math.log2(this.high));
       const step = Math.ceil((last - first + 1) / most);
-      return Array.from({length: last - first + 1}, (_, index) => 2 ** (first + index)).filter((_, index) => index % step === 0);
+      return Array.from({length: Math.ceil((last - first + 1) / step)}, (_, index) => 2 ** (first + index * step));
     }
     const step = 2 ** Math.max(0, Math.ceil(Math.log2((this.high - this.low) / most)));
     return Array.from({length: Math.floor(this.high / step) + 1}, (_, index) => index * step);
@@ -158,7 +162,8 @@ export class Chart {
     this.svg.append(svg("line", {class: "budget", x1: x.start, x2: x.end, y1: height, y2: height}));
     this.svg.append(svg("text", {class: "strong", x: x.start + 6, y: height - 6}, `budget ${binary(budget)}`));
     const sides = [{shift: -8, free: x.start + 6 + 7.2 * `budget ${binary(budget)}`.length}, {shift: 18, free: x.start}];
-    for (const {fits, index} of lines.filter(line => line.fits && x.holds(line.fits)).sort((one, other) => one.fits - other.fits)) {
+    const crossing = lines.filter(line => line.fits && x.holds(line.fits)).sort((one, other) => one.fits - other.fits);
+    for (const {fits, index} of crossing) {
       const place = x.at(fits), group = svg("g", {"data-index": index}), label = grouped(fits);
       group.append(svg("line", {class: "drop", x1: place, x2: place, y1: height, y2: y.start, stroke: colorOf(index)}));
       group.append(svg("circle", {class: "crossing", cx: place, cy: height, r: 5, fill: colorOf(index)}));
@@ -175,15 +180,16 @@ export class Chart {
   line({index, points, most}) {
     const {x, y} = this, group = svg("g", {"data-index": index});
     const seen = [...points].filter(([tokens, size]) => x.holds(tokens) && y.holds(size));
-    const path = part => part.map(([tokens, size], place) => `${place ? "L" : "M"}${x.at(tokens).toFixed(1)} ${y.at(size).toFixed(1)}`).join("");
-    const within = seen.filter(([tokens]) => most === null || tokens <= most), beyond = seen.slice(Math.max(0, within.length - 1));
-    const drawn = (part, dashes) => group.append(svg("path", {class: "line", d: path(part), stroke: colorOf(index), "stroke-dasharray": dashes}));
+    const path = part => `M${part.map(([tokens, size]) => `${x.at(tokens).toFixed(1)} ${y.at(size).toFixed(1)}`).join("L")}`;
+    const within = seen.filter(([tokens]) => most === null || tokens <= most);
+    const beyond = seen.slice(Math.max(0, within.length - 1));
+    const drawn = (part, dashes) => group.append(stroke("line", path(part), index, dashes));
     if (within.length > 1) drawn(within, dashesOf(index));
     if (beyond.length > 1) {
       drawn(beyond, "1.5 4");
       if (within.length) {
         const [tokens, size] = within.at(-1);
-        group.append(svg("path", {class: "line", d: `M${x.at(tokens)} ${y.at(size) - 7}v14`, stroke: colorOf(index)}));
+        group.append(stroke("line", `M${x.at(tokens)} ${y.at(size) - 7}v14`, index, "none"));
       }
     }
     this.svg.append(group);
@@ -192,14 +198,15 @@ export class Chart {
   // Each at its line's end, moved apart where lines end together
   names() {
     const {x, y, shown: {lines}} = this;
-    const ends = lines.map(line => ({line, at: y.at(Math.max(y.low, [...line.points.values()].at(-1) || y.low))})).sort((one, other) => one.at - other.at);
+    const last = line => Math.max(y.low, [...line.points.values()].at(-1));
+    const ends = lines.map(line => ({line, at: y.at(last(line))})).sort((one, other) => one.at - other.at);
     let free = -Infinity;
     for (const end of ends) free = end.place = Math.max(end.at, free + ROW);
     let limit = y.start;
     for (const end of [...ends].reverse()) limit = (end.place = Math.min(end.place, limit)) - ROW;
     for (const {line: {index, name}, at, place} of ends) {
       const group = svg("g", {"data-index": index});
-      group.append(svg("path", {class: "leader", d: `M${x.end + 3} ${at}L${x.end + 12} ${place}H${x.end + 24}`, stroke: colorOf(index), "stroke-dasharray": dashesOf(index)}));
+      group.append(stroke("leader", `M${x.end + 3} ${at}L${x.end + 12} ${place}H${x.end + 24}`, index));
       group.append(svg("text", {class: "strong", x: x.end + 28, y: place + 4}, beginning(visible(name), LONGEST)));
       this.svg.append(group);
     }
@@ -211,10 +218,12 @@ export class Chart {
     const {x, y, shown: {lines, asked}} = this, tokens = this.pointed ?? asked;
     this.marks.replaceChildren();
     if (!x.holds(tokens)) return;
-    this.marks.append(svg("line", {class: this.pointed === null ? "asked" : "pointed", x1: x.at(tokens), x2: x.at(tokens), y1: y.start, y2: y.end}));
+    const kind = this.pointed === null ? "asked" : "pointed";
+    this.marks.append(svg("line", {class: kind, x1: x.at(tokens), x2: x.at(tokens), y1: y.start, y2: y.end}));
     for (const {index, points} of lines) {
       const size = points.get(tokens);
-      if (y.holds(size)) this.marks.append(svg("circle", {class: "mark", cx: x.at(tokens), cy: y.at(size), r: 4.5, fill: colorOf(index)}));
+      if (!y.holds(size)) continue;
+      this.marks.append(svg("circle", {class: "mark", cx: x.at(tokens), cy: y.at(size), r: 4.5, fill: colorOf(index)}));
     }
   }
 }
@@ -222,7 +231,7 @@ export class Chart {
 // A piece of a line, for a legend
 export function swatch(index) {
   const sample = svg("svg", {width: 24, height: 10, "aria-hidden": "true", class: "swatch"});
-  sample.append(svg("path", {class: "line", d: "M1 5H23", stroke: colorOf(index), "stroke-dasharray": dashesOf(index)}));
+  sample.append(stroke("line", "M1 5H23", index));
   return sample;
 }
 
@@ -233,5 +242,6 @@ export function stopsFor(longest, maxima, asked) {
   for (let octave = low; octave < high; octave *= 2) {
     for (const part of [1, 1.25, 1.5, 1.75]) between.push(Math.round(octave * part));
   }
-  return [...new Set([...between, ...maxima, high])].filter(one => low <= one && one <= high).sort((one, other) => one - other);
+  const within = [...between, ...maxima, high].filter(one => low <= one && one <= high);
+  return [...new Set(within)].sort((one, other) => one - other);
 }

@@ -6,7 +6,8 @@ import {swatch} from "./kv_chart.js";
 
 const KINDS = {
   full_attention: "full attention", sliding_attention: "sliding window", chunked_attention: "chunked",
-  cross_attention: "cross-attention", mamba: "Mamba state", mamba2: "Mamba-2 state", gated_delta_net: "gated DeltaNet state",
+  cross_attention: "cross-attention", mamba: "Mamba state", mamba2: "Mamba-2 state",
+  gated_delta_net: "gated DeltaNet state",
   kimi_delta_attention: "Kimi delta attention state", lightning_attention: "lightning attention state",
   rg_lru: "RG-LRU state", short_conv: "short convolution", none: "nothing kept",
 };
@@ -21,29 +22,41 @@ const ARRANGEMENTS = {
 
 const cell = (content, properties = {}) => element("td", properties, ...[content].flat());
 const number = content => cell(content, {className: "number"});
-const bytes = size => [element("b", {textContent: binary(size)}), ...[decimal, exact].map(form => element("span", {className: "exact", textContent: form(size)}))];
-const table = (caption, names, rows, of = "") => element("div", {className: "wide", tabIndex: 0, role: "region", ariaLabel: `${caption}${of && `: ${of}`}`},
-  element("table", {}, element("caption", {textContent: caption}),
-    element("thead", {}, element("tr", {}, ...names.map(textContent => element("th", {scope: "col", textContent})))),
-    element("tbody", {}, ...rows)));
+const bold = textContent => element("b", {textContent});
+const below = textContent => element("span", {className: "exact", textContent});
+const bytes = size => [bold(binary(size)), below(decimal(size)), below(exact(size))];
+
+// `of` tells tables of one caption apart
+function table(caption, names, rows, of = "") {
+  const head = element("tr", {}, ...names.map(textContent => element("th", {scope: "col", textContent})));
+  return element("div", {className: "wide", tabIndex: 0, role: "region", ariaLabel: of ? `${caption}: ${of}` : caption},
+    element("table", {}, element("caption", {textContent: caption}), element("thead", {}, head), element("tbody", {}, ...rows)));
+}
 
 const count = tokens => tokens === null ? "any number" : grouped(tokens);
 
+export const lengthOf = ({tokens, sequences}) =>
+  `${grouped(tokens)} tokens${sequences > 1 ? ` × ${grouped(sequences)} sequences` : ""}`;
+
 // A row a model: `entries` as kv.js makes them, {name, index, answer or problem}. Columns that say nothing are left out
-export function comparison(entries, {tokens, sequences, budget}) {
+export function comparison(entries, values) {
+  const {budget} = values, beyond = answer => bytes(answer.bytes_per_token_beyond_window);
   const some = has => entries.some(({answer}) => answer && has(answer));
   const columns = [
-    ["Keys and values", answer => cell([arrangement(answer), element("span", {className: "exact", textContent: types(answer)})])],
+    ["Keys and values", answer => cell([arrangement(answer), below(types(answer))])],
     ["Every token", answer => number(bytes(answer.bytes_per_token))],
-    ...some(slides) ? [["Once windows are full", answer => number(slides(answer) ? bytes(answer.bytes_per_token_beyond_window) : "the same")]] : [],
-    ...some(keepsState) ? [["However long", answer => number(keepsState(answer) ? bytes(answer.fixed_bytes_per_sequence) : "–")]] : [],
-    [`${grouped(tokens)} tokens${sequences > 1 ? ` × ${grouped(sequences)} sequences` : ""}`, answer => number(bytes(answer.sizes[0].batch_bytes))],
-    ...budget ? [["Longest that fits", longest], ["Sequences that fit", answer => number(element("b", {textContent: count(answer.capacity.max_sequences[0])}))]] : [],
+    ...some(slides) ? [["Once windows are full", answer => number(slides(answer) ? beyond(answer) : "the same")]] : [],
+    ...some(keepsState) ? [["However long", state]] : [],
+    [lengthOf(values), answer => number(bytes(answer.sizes[0].batch_bytes))],
+    ...budget ? [["Longest that fits", longest], ["Sequences that fit", fitting]] : [],
   ];
   const rows = entries.map(({name, index, answer, problem}) => element("tr", {},
     element("th", {scope: "row"}, swatch(index), element("bdi", {textContent: visible(name)})),
-    ...answer ? columns.map(([, write]) => write(answer)) : [cell(visible(problem.message), {colSpan: columns.length, className: "field-problem"})]));
-  return table(budget ? `Sizes, and what fits into ${binary(budget)}` : "Sizes", ["Model", ...columns.map(([name]) => name)], rows);
+    ...answer
+      ? columns.map(([, write]) => write(answer))
+      : [cell(visible(problem.message), {colSpan: columns.length, className: "field-problem"})]));
+  const caption = budget ? `Sizes, and what fits into ${binary(budget)}` : "Sizes";
+  return table(caption, ["Model", ...columns.map(([name]) => name)], rows);
 }
 
 const slides = answer => answer.bytes_per_token_beyond_window !== answer.bytes_per_token;
@@ -51,9 +64,12 @@ const keepsState = answer => answer.fixed_bytes_per_sequence > 0;
 const arrangement = ({attention}) => attention === "none" ? "state only" : attention.toUpperCase();
 const types = ({k_dtype: k, v_dtype: v}) => k === v ? k : `${k}, ${v}`;
 
+const state = answer => number(keepsState(answer) ? bytes(answer.fixed_bytes_per_sequence) : "–");
+const fitting = ({capacity}) => number(bold(count(capacity.max_sequences[0])));
+
 function longest({max_tokens: {per_sequence: most, limited_by_model: limited}}) {
   const past = limited !== null && limited !== most;
-  return number([element("b", {textContent: count(most)}), ...past ? [element("span", {className: "exact", textContent: `maximum ${grouped(limited)}`})] : []]);
+  return number([bold(count(most)), ...past ? [below(`maximum ${grouped(limited)}`)] : []]);
 }
 
 // All there is of one model, under its name
@@ -69,12 +85,14 @@ export function details(entry, {tokens}, preset) {
   }
   const whole = answer.sizes[0].per_sequence_bytes;
   const rows = [...kinds.values()].map(kind => element("tr", {},
-    element("th", {scope: "row", textContent: `${visible(KINDS[kind.kind] ?? kind.kind)}${kind.window ? ` of ${grouped(kind.window)}` : ""}`}),
+    element("th", {scope: "row", textContent: visible(KINDS[kind.kind] ?? kind.kind)},
+      ...kind.window ? [` of ${grouped(kind.window)}`] : []),
     number(grouped(kind.layers)), number(bytes(kind.rate)), number(bytes(kind.size)),
     number(whole ? `${(100 * kind.size / whole).toFixed(1)} %` : "–")));
   return element("details", {className: "model"},
     element("summary", {}, swatch(entry.index), element("bdi", {textContent: visible(entry.name)}), ` in detail`),
-    table(`By kind of layer, one sequence of ${grouped(tokens)} tokens`, ["Layers", "How many", "Every token", "Together", "Share"], rows, visible(entry.name)),
+    table(`By kind of layer, one sequence of ${grouped(tokens)} tokens`,
+      ["Layers", "How many", "Every token", "Together", "Share"], rows, visible(entry.name)),
     arrangements(answer, visible(entry.name)),
     element("p", {textContent: visible(answer.formula)}),
     ...list("Assumed", answer.assumptions),
@@ -84,17 +102,20 @@ export function details(entry, {tokens}, preset) {
 
 function arrangements({attention, compare}, of) {
   const rates = Object.entries(compare), most = Math.max(...rates.map(([, rate]) => rate.bytes_per_token));
-  return table("The same layers, arranged otherwise", ["Keys and values", "Every token", "Beside the others"], rates.map(([name, {bytes_per_token: rate}]) => {
+  const rows = rates.map(([name, {bytes_per_token: rate}]) => {
     const bar = element("div", {className: "bar"});
     bar.style.width = `${most ? 100 * rate / most : 0}%`;
     const own = name === attention;
     return element("tr", {className: own ? "own" : ""},
-      element("th", {scope: "row", textContent: `${ARRANGEMENTS[name] ?? name}${own ? " (as this model)" : ""}`}), number(bytes(rate)), cell(bar, {className: "bars"}));
-  }), of);
+      element("th", {scope: "row", textContent: `${ARRANGEMENTS[name] ?? name}${own ? " (as this model)" : ""}`}),
+      number(bytes(rate)), cell(bar, {className: "bars"}));
+  });
+  return table("The same layers, arranged otherwise", ["Keys and values", "Every token", "Beside the others"], rows, of);
 }
 
 const list = (title, lines) => lines.length
-  ? [element("h3", {textContent: title}), element("ul", {className: "warnings"}, ...lines.map(textContent => element("li", {textContent: visible(textContent)})))]
+  ? [element("h3", {textContent: title}),
+    element("ul", {className: "warnings"}, ...lines.map(line => element("li", {textContent: visible(line)})))]
   : [];
 
 // Every warning in full, and which model it is of
@@ -102,7 +123,8 @@ export const warnings = entries => entries.flatMap(({name, answer}) => (answer?.
   element("li", {}, element("bdi", {textContent: visible(name)}), `: ${visible(warning)}`)));
 
 function source({status, source: from, checked, released, max_tokens: most}) {
-  const facts = [`${status}: ${STATUS[status] ?? "see the source"}`, `source: ${from}`, `checked ${checked}`, `released ${released}`,
+  const facts = [`${status}: ${STATUS[status] ?? "see the source"}`, `source: ${from}`, `checked ${checked}`,
+    `released ${released}`,
     most === null ? "its maximum length is not known" : `at most ${grouped(most)} tokens`];
   return element("p", {className: "hint", textContent: visible(`${facts.join(". ")}.`)});
 }

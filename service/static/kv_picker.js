@@ -5,12 +5,15 @@ import {binary, grouped} from "./bytes.js";
 
 export const MOST = 8;  // lines whose colours can be told apart, and models that one export holds
 const DEEPEST = 100;  // objects in objects; no config is, and reading those of many thousands ends the stack
+const PRIVATE = "Sent to this service only, and not in the link: who opens it must paste the config again.";
 
 // `onPick(ids)` and `onConfig(config or null)` tell what the user changed
 export class Picker {
   constructor(root, {onPick, onConfig}) {
     Object.assign(this, {onPick, onConfig, picked: [], options: []});
-    this.search = element("input", {type: "search", id: "kv-search", placeholder: "llama, gemma 27b, mla …", autocomplete: "off", spellcheck: false});
+    this.search = element("input", {
+      type: "search", id: "kv-search", placeholder: "llama, gemma 27b, mla …", autocomplete: "off", spellcheck: false,
+    });
     this.list = element("div", {className: "models", role: "listbox", ariaMultiSelectable: "true", ariaLabel: "Models"});
     this.count = element("p", {className: "hint", role: "status"});
     this.text = element("textarea", {id: "kv-config", rows: 7, spellcheck: false, placeholder: "{\"model_type\": …}"});
@@ -22,8 +25,9 @@ export class Picker {
       element("div", {className: "controls"},
         element("button", {type: "button", textContent: "Use it", onclick: () => this.use()}),
         element("button", {type: "button", textContent: "Take it away", onclick: () => this.takeAway()})),
-      element("p", {className: "hint", id: "kv-config-hint", textContent: "Sent to this service only, and not in the link: who opens it must paste the config again."}));
-    root.append(element("label", {htmlFor: "kv-search", textContent: "Find a model"}), this.search, this.list, this.count, this.paste);
+      element("p", {className: "hint", id: "kv-config-hint", textContent: PRIVATE}));
+    const label = element("label", {htmlFor: "kv-search", textContent: "Find a model"});
+    root.append(label, this.search, this.list, this.count, this.paste);
     this.search.addEventListener("input", () => this.filter());
     this.search.addEventListener("keydown", event => {
       if (event.key !== "ArrowDown") return;
@@ -38,9 +42,10 @@ export class Picker {
   fill(presets) {
     this.options = presets.map(preset => {
       const {id, attention, max_tokens: most, bytes_per_token: rate} = preset;
-      const facts = [attention === "none" ? "state" : attention.toUpperCase(), most === null ? null : `${grouped(most)} tokens`, `${binary(rate)} a token`];
+      const kind = attention === "none" ? "state" : attention.toUpperCase();
+      const facts = [kind, ...most === null ? [] : [`${grouped(most)} tokens`], `${binary(rate)} a token`];
       const option = element("div", {role: "option", tabIndex: -1},
-        element("bdi", {textContent: visible(id)}), element("span", {className: "hint", textContent: facts.filter(Boolean).join(" · ")}));
+        element("bdi", {textContent: visible(id)}), element("span", {className: "hint", textContent: facts.join(" · ")}));
       option.dataset.id = id;
       option.dataset.words = [id, ...preset.aliases, attention].join(" ").toLowerCase();
       return option;
@@ -121,7 +126,8 @@ function read(text) {
   if (!text.trim()) return [null, "Nothing is pasted yet."];
   try {
     const config = JSON.parse(text);
-    if (config === null || typeof config !== "object" || Array.isArray(config)) return [null, "A config.json is a JSON object: {…}."];
+    const isObject = config !== null && typeof config === "object" && !Array.isArray(config);
+    if (!isObject) return [null, "A config.json is a JSON object: {…}."];
     return depth(config) > DEEPEST ? [null, "This is nested too deeply."] : [config, null];
   } catch (error) {
     return [null, error instanceof SyntaxError ? `This is not JSON: ${visible(error.message)}.` : "This is nested too deeply."];

@@ -282,14 +282,21 @@ def test_hostile_configs_are_told_at_the_field_and_nothing_breaks(open_tab: Open
         expect(problem).to_contain_text(told)
         expect(page.get_by_label("A Hugging Face config.json")).to_have_attribute("aria-invalid", "true")
         expect(row(page, LLAMA)).to_contain_text("2 GiB")
-    problem = paste(page, json.dumps(CONFIG))
-    expect(problem).to_have_text("")
-    expect(row(page, "your config")).to_be_visible()
+    for config in (
+        {**CONFIG, "model_type": "<img src=x onerror=alert(1)>" * 9999, "max_position_embeddings": 10**9},
+        CONFIG,
+    ):
+        problem = paste(page, json.dumps(config))
+        expect(problem).to_have_text("")
+        expect(row(page, "your config")).to_contain_text("512 MiB")
+        expect(page.get_by_role("slider").locator("path.line")).not_to_have_count(0)
+        assert page.locator(".kv img").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
 def test_what_cannot_be_read_or_answered_is_told_at_its_field(open_tab: OpenPage) -> None:
     page = open_tab(f"&models={LLAMA},google-t5/t5-small")
-    expect(page.locator("#kv-encoder_tokens-problem")).to_contain_text("encoder_tokens")
+    expect(page.locator("#kv-encoder_tokens-problem")).to_contain_text("is required")
     expect(row(page, LLAMA)).to_contain_text("2 GiB")
     fill(page, "Encoder tokens", "512")
     expect(row(page, "t5-small")).to_contain_text("bytes")
