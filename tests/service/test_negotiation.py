@@ -275,7 +275,7 @@ def test_all_of_it_works_under_a_path_prefix(make_app: MakeApp) -> None:
     for method in ("GET", "HEAD"):
         without_slash = client.open("/look/inside", method=method)
         assert (without_slash.status_code, without_slash.headers["Location"]) == (308, "/look/inside/")
-    problem(client.get("/look/insides/v1/model"), 404)
+    assert client.get("/look/insides/v1/model").status_code == 404
     assert client.get("/look/inside/openapi.json").get_json()["servers"] == [{"url": "/look/inside"}]
     assert client.get("/openapi.json").get_json()["servers"] == [{"url": "/"}]
 
