@@ -297,8 +297,8 @@ class Engine:
         try:
             model = self._model = self._load()
         except BaseException as error:
-            self._state = "failed"
             log.exception("the model could not be loaded", extra={"reason": str(error)})
+            self._state = "failed"
             return
         with self._changed:
             seconds = self._load_seconds = time.monotonic() - started

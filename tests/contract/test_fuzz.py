@@ -45,6 +45,7 @@ BEYOND_A_SCHEMA = {
     r"(span|ambiguous|empty_span|overlapping)\w* .*": "a span is in the text, or not",
     r"too_few_candidates .*": "no candidate is a fault of the item, which `on_error: skip` passes over",
     r"incompatible_options .*": "members that exclude each other, and a parameter given twice",
+    r"nothing_to_draw /color": "whether a score applies to a text: without punctuation there is none to look at",
     r"out_of_range /pattern": "a square as large as the text",
     r"out_of_range /labels/\d+": "a label that has no threshold of its own",
     r"(out_of_range|wrong_type) /(thresholds|split)(/\w+)?": "in a URL: a pattern of digits says no bounds",
