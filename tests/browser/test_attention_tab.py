@@ -89,7 +89,7 @@ def test_the_first_view_is_the_articles_sentence_and_its_head(open_page: OpenPag
     ready(page)
     expect(page.get_by_label("Text", exact=True)).to_have_value(SENTENCE)
     assert page.locator("#attention tbody td[data-name]").count() == 24 * 14
-    assert page.locator("#attention td i").count() == 24 * 14
+    assert page.locator("#attention .mosaic td > i").count() == 24 * 14
     found = shown_map(page, "L5H5")
     expect(found.locator("h2")).to_have_text("Layer 5, head 5")
     found.locator(".tokens button").nth(7).hover()
@@ -377,7 +377,7 @@ def test_where_a_text_is_too_long_for_all_maps_one_is_asked_for(open_page: OpenP
     page = open_page(address(text=LONG))
     found = shown_map(page, "L5H5")
     expect(page.locator("#attention > .warnings")).to_contain_text("up to 133 tokens")
-    assert page.locator("#attention td i").count() == 0
+    assert page.locator("#attention .mosaic td > i").count() == 0
     ready(page)
     cell(page, "L8H7").click()
     shown_map(page, "L8H7")
@@ -385,7 +385,7 @@ def test_where_a_text_is_too_long_for_all_maps_one_is_asked_for(open_page: OpenP
     expect(found.locator(".tokens button")).to_have_count(len(tokens))
     expect(page.locator("#attention .asking")).to_contain_text(f"{len(tokens)} tokens")
     page.get_by_role("button", name="the article’s").click()
-    expect(page.locator("#attention td i")).to_have_count(24 * 14)
+    expect(page.locator("#attention .mosaic td > i")).to_have_count(24 * 14)
 
 
 def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
