@@ -419,14 +419,15 @@ def test_a_busy_service_is_waited_for(open_page: OpenPage, status: int) -> None:
         path = route.request.url.split("/", 3)[3]
         answered[path] += 1
         if answered[path] > 1:
-            return route.continue_()
+            route.continue_()
+            return
         problem = {
             "type": "/problems/overloaded",
             "title": "Busy",
             "status": status,
             "detail": "Eight ask already.",
         }
-        return route.fulfill(
+        route.fulfill(
             status=status,
             headers={"Retry-After": "1", "Content-Type": "application/problem+json"},
             body=json.dumps(problem),
