@@ -67,24 +67,42 @@ export class Mosaic {
     this.scale.replaceChildren(...scores.scale(grid.cells, shown));
   }
 
-  // The small maps; null where there are none of all heads
-  draw(maps) {
+  // The small maps; null where there are none of all heads. One image for all: a canvas in each cell would be a layer each,
+  // which a browser takes longer to stack than a frame has
+  async draw(maps) {
     this.maps = maps;
-    if (!maps) this.grid.paint(({node}) => node.replaceChildren());
-    else {
-      const width = maps.axis.length, height = maps.rows.length, palette = inks();
-      const picture = new ImageData(width, height), pixels = new Uint32Array(picture.data.buffer);
-      this.grid.table.classList.toggle("coarse", width < 24);
-      this.grid.paint(({name, node}) => {
-        shade(pixels, maps.flat(name), maps.rows, width, palette);
-        const canvas = node.firstChild ?? node.appendChild(element("canvas", {ariaHidden: "true"}));
-        canvas.width = width;
-        canvas.height = height;
-        canvas.getContext("2d").putImageData(picture, 0, 0);
+    const {grid} = this, {style} = grid.table;
+    if (maps) {
+      const atlas = drawAtlas(grid, maps), image = await new Promise(resolve => atlas.toBlob(resolve));
+      if (maps !== this.maps) return;
+      const [wide, high] = [grid.rows[0].length, grid.rows.length], width = maps.axis.length, height = maps.rows.length;
+      URL.revokeObjectURL(this.url);
+      this.url = URL.createObjectURL(image);
+      style.setProperty("--atlas", `url("${this.url}")`);
+      style.setProperty("--atlas-size", `${100 * atlas.width / width}% ${100 * atlas.height / height}%`);
+      // As CSS has it: the share of what the image is larger than the cell
+      const share = (place, count, size) => `${100 * (place * (size + 2) + 1) / (count * (size + 2) - size)}%`;
+      grid.paint(({x, y, node}) => {
+        const map = node.firstChild ?? node.appendChild(element("i"));
+        map.style.backgroundPosition = `${share(x, wide, width)} ${share(y, high, height)}`;
       });
-    }
+      grid.table.classList.toggle("coarse", width < 24);
+    } else grid.paint(({node}) => node.replaceChildren());
     this.paint();
   }
+}
+
+// All maps as they stand in the grid, a pixel free around each
+function drawAtlas(grid, maps) {
+  const width = maps.axis.length, height = maps.rows.length, palette = inks();
+  const picture = new ImageData(width, height), pixels = new Uint32Array(picture.data.buffer);
+  const canvas = element("canvas", {width: grid.rows[0].length * (width + 2), height: grid.rows.length * (height + 2)});
+  const context = canvas.getContext("2d", {willReadFrequently: true});
+  grid.paint(({x, y, name}) => {
+    shade(pixels, maps.flat(name), maps.rows, width, palette);
+    context.putImageData(picture, x * (width + 2) + 1, y * (height + 2) + 1);
+  });
+  return canvas;
 }
 
 function blank({node, layer, head}) {

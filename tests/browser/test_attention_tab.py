@@ -89,7 +89,7 @@ def test_the_first_view_is_the_articles_sentence_and_its_head(open_page: OpenPag
     ready(page)
     expect(page.get_by_label("Text", exact=True)).to_have_value(SENTENCE)
     assert page.locator("#attention tbody td[data-name]").count() == 24 * 14
-    assert page.locator("#attention td canvas").count() == 24 * 14
+    assert page.locator("#attention .mosaic td > i").count() == 24 * 14
     found = shown_map(page, "L5H5")
     expect(found.locator("h2")).to_have_text("Layer 5, head 5")
     found.locator(".tokens button").nth(7).hover()
@@ -233,9 +233,19 @@ def test_small_maps_are_drawn_from_the_weights(open_page: OpenPage, service: str
     page = open_page()
     ready(page)
     expected = weights(service, text=SENTENCE, layers=[5], heads=[5])
-    pixels = cell(page, "L5H5").evaluate(
-        """node => { const canvas = node.querySelector("canvas"), {width, height} = canvas;
-        return [width, height, [...canvas.getContext("2d").getImageData(0, 0, width, height).data]]; }"""
+    pixels = page.locator("#attention .head-grid").evaluate(
+        """async node => {
+          const image = new Image();
+          image.src = node.style.getPropertyValue("--atlas").slice(5, -2);
+          await image.decode();
+          const canvas = document.createElement("canvas"), width = image.width / 14 - 2, height = image.height / 24 - 2;
+          canvas.width = image.width;
+          canvas.height = image.height;
+          const context = canvas.getContext("2d");
+          context.drawImage(image, 0, 0);
+          const cell = context.getImageData(5 * (width + 2) + 1, 5 * (height + 2) + 1, width, height);
+          return [width, height, [...cell.data]];
+        }"""
     )
     width, height, data = pixels
     assert (width, height) == (11, 11)
@@ -367,7 +377,7 @@ def test_where_a_text_is_too_long_for_all_maps_one_is_asked_for(open_page: OpenP
     page = open_page(address(text=LONG))
     found = shown_map(page, "L5H5")
     expect(page.locator("#attention > .warnings")).to_contain_text("up to 133 tokens")
-    assert page.locator("#attention td canvas").count() == 0
+    assert page.locator("#attention .mosaic td > i").count() == 0
     ready(page)
     cell(page, "L8H7").click()
     shown_map(page, "L8H7")
@@ -375,7 +385,7 @@ def test_where_a_text_is_too_long_for_all_maps_one_is_asked_for(open_page: OpenP
     expect(found.locator(".tokens button")).to_have_count(len(tokens))
     expect(page.locator("#attention .asking")).to_contain_text(f"{len(tokens)} tokens")
     page.get_by_role("button", name="the article’s").click()
-    expect(page.locator("#attention td canvas")).to_have_count(24 * 14)
+    expect(page.locator("#attention .mosaic td > i")).to_have_count(24 * 14)
 
 
 def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
@@ -409,14 +419,15 @@ def test_a_busy_service_is_waited_for(open_page: OpenPage, status: int) -> None:
         path = route.request.url.split("/", 3)[3]
         answered[path] += 1
         if answered[path] > 1:
-            return route.continue_()
+            route.continue_()
+            return
         problem = {
             "type": "/problems/overloaded",
             "title": "Busy",
             "status": status,
             "detail": "Eight ask already.",
         }
-        return route.fulfill(
+        route.fulfill(
             status=status,
             headers={"Retry-After": "1", "Content-Type": "application/problem+json"},
             body=json.dumps(problem),
