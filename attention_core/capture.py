@@ -129,9 +129,8 @@ class AttentionReader:
         device = self.backbone.device
         for texts in batches([len(ids) for ids in sequences], max_padded_tokens):
             longest = max(len(sequences[text]) for text in texts)
-            ids = torch.zeros(
-                len(texts), longest, dtype=torch.long
-            )  # [text, token]; any id will do as padding
+            # [text, token]; any id will do as padding
+            ids = torch.zeros(len(texts), longest, dtype=torch.long)
             for place, text in enumerate(texts):
                 ids[place, : len(sequences[text])] = torch.as_tensor(sequences[text])
             of_batch = [rows[text] for text in texts]

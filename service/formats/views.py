@@ -94,9 +94,8 @@ def visible(label: str) -> str:
     """
     if not label.strip(string.whitespace + _JOINERS):
         return "".join(_SYMBOLS.get(character) or code_point(character) for character in label)
-    circle = (
-        "◌" if unicodedata.category(label[0]).startswith("M") else ""
-    )  # what a mark without its letter sits on
+    # What a mark without its letter sits on
+    circle = "◌" if unicodedata.category(label[0]).startswith("M") else ""
     return circle + "".join(_shown(character) for character in label)
 
 
