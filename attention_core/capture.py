@@ -188,6 +188,8 @@ def _without_padding(
         raise ShapeError("attention_mask", expected=expected, got=lengths)
     cut = []
     for text, (ids, mask) in enumerate(zip(sequences, attention_mask, strict=True)):
+        if any(one not in (0, 1) for one in mask):
+            raise ValueError(f"attention_mask[{text}]: 1 is a token, 0 padding; it holds something else")
         real = [bool(one) for one in mask]
         tokens = sum(real)
         if not all(real[:tokens]):

@@ -161,7 +161,7 @@ class Settings(Limits):
     )
     root_path: str = Field(
         "",
-        pattern=r"^(/[\w.~-]+)*$",
+        pattern=r"^(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*$",
         description="Path prefix under which a proxy shows the service, as `/attention`.",
     )
     header_timeout_seconds: float = Field(
