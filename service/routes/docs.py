@@ -26,10 +26,9 @@ FILES = {  # what the page needs; no other file of theirs is served
 
 
 @bp.get("/docs")
-@describes("The contract, to read and to try", tag="operations", media_type="text/html", problems=QUERY)
+@describes("The contract, to read and to try", tag="operations", media_type="text/html")
 def docs() -> Response:
-    """A page that shows this document and sends requests; all of it comes from this service."""
-    refuse_parameters()
+    """A page that shows this document and sends requests; all of it comes from this service. A query is passed over."""
     # Relative, since only the browser knows under which prefix it sees the page
     here = "." if request.path.endswith("/") else "docs"
     return file("page.html", PAGE.substitute(here=here))

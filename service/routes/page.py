@@ -21,10 +21,12 @@ ASSETS = {name: content for name, content in FILES.items() if not name.endswith(
 
 
 @bp.get("/")
-@describes("A page in the browser", tag="operations", media_type="text/html", problems=QUERY)
+@describes("A page in the browser", tag="operations", media_type="text/html")
 def page() -> WerkzeugResponse:
-    """Type a sentence and look where every head looks. What is on show stands in the address's fragment."""
-    refuse_parameters()
+    """Type a sentence and look where every head looks. What is on show stands in the address's fragment.
+
+    A query is passed over: what people send each other goes through programs that put their own marks into links.
+    """
     root = settings().root_path
     if root and not request.environ["PATH_INFO"]:
         return redirect(f"{root}/", 308, Response)

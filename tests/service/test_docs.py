@@ -75,3 +75,9 @@ def test_its_files_travel_compressed(client: FlaskClient) -> None:
     packed = client.get("/docs/swagger-ui-bundle.js", headers={"Accept-Encoding": "gzip"})
     assert packed.headers["Content-Encoding"] == "gzip"
     assert len(packed.data) < whole / 3
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_page_passes_over_what_others_put_into_its_link(client: FlaskClient, path: str) -> None:
+    plain, marked = client.get(path), client.get(f"{path}?fbclid=abc&utm_source=mail")
+    assert (marked.status_code, marked.data) == (200, plain.data)
