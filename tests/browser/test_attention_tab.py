@@ -388,6 +388,120 @@ def test_where_a_text_is_too_long_for_all_maps_one_is_asked_for(open_page: OpenP
     expect(page.locator("#attention .mosaic td > i")).to_have_count(24 * 14)
 
 
+def test_of_a_long_text_the_headline_is_that_of_the_map(open_page: OpenPage) -> None:
+    page = open_page(address(text=LONG))
+    found = shown_map(page, "L5H5")
+    ready(page)
+    cell(page, "L8H7").hover()
+    expect(cell(page, "L8H7")).to_have_class(re.compile("current"))
+    page.evaluate("new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+    expect(found.locator("h2")).to_have_text("Layer 5, head 5")
+    held: list[Any] = []
+    page.route(re.compile("/v1/attention$"), lambda route: held.append(route))
+    cell(page, "L8H7").click()
+    expect(found.locator("h2")).to_have_text("Layer 8, head 7")
+    expect(found.locator(".map-view")).to_be_hidden()  # it is another head's yet
+    held[0].continue_()
+    shown_map(page, "L8H7")
+
+
+def test_another_long_text_shows_its_own_map_wherever_the_keyboard_was(open_page: OpenPage) -> None:
+    page = open_page(address(text=LONG))
+    found = shown_map(page, "L5H5")
+    cell(page, "L5H5").focus()
+    page.keyboard.press("ArrowRight")
+    expect(cell(page, "L5H6")).to_be_focused()
+    text = page.get_by_label("Text", exact=True)
+    text.focus()
+    expect(cell(page, "L5H5")).to_have_class(re.compile("current"))
+    text.fill("Dogs " + LONG)
+    text.press("Control+Enter")
+    expect(found.locator(".tokens button").first).to_contain_text("D")
+    shown_map(page, "L5H5")
+    expect(found.locator("h2")).to_have_text("Layer 5, head 5")
+
+
+def test_scores_that_cannot_be_had_leave_none_of_the_text_before(open_page: OpenPage) -> None:
+    page = open_page(address(by="induction"), allow=r".*status of 500")
+    ready(page)
+    page.route(re.compile("/v1/heads$"), lambda route: route.fulfill(status=500, body="no"))
+    page.get_by_role("button", name="repetition").click()
+    expect(page.locator("#attention .right .tokens button").first).to_contain_text("one")
+    expect(page.locator("#attention .all-heads > .status")).to_contain_text("The service answered 500.")
+    expect(cell(page, "L5H5")).to_have_attribute("aria-label", "Layer 5, head 5")
+    assert cell(page, "L5H5").evaluate("node => node.style.backgroundImage") == ""
+    expect(page.locator("#attention .legend button:enabled")).to_have_count(0)
+    expect(page.locator("#attention details").filter(has_text="All scores of the head")).to_be_hidden()
+
+
+def test_what_is_typed_outlasts_another_unit(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    text = page.get_by_label("Text", exact=True)
+    text.fill("Not asked for yet")
+    page.get_by_label("Unit").select_option("word")
+    page.get_by_label("Drop the first token").check()
+    expect(page.locator("#attention .asking")).to_contain_text("10 words")
+    expect(text).to_have_value("Not asked for yet")
+    text.press("Control+Enter")
+    expect(page.locator("#attention .right .tokens button").first).to_have_text("Not")
+
+
+def test_until_the_model_answers_nothing_is_there_that_does_not_work(
+    open_page: OpenPage, no_violations: Callable[[Any], None]
+) -> None:
+    page = open_page("static/icon.svg")
+    held: list[Any] = []
+    page.route(re.compile("/v1/model$"), lambda route: held.append(route))
+    page.goto(page.url.replace("static/icon.svg", ""))
+    text = page.get_by_label("Text", exact=True)
+    text.fill("Good night")
+    page.get_by_role("button", name="Look").click()
+    assert "text=Good+night" in page.url
+    assert page.locator("#attention .result").locator("button, select, input, a").count() == 0
+    assert page.locator("#attention .result > *").first.bounding_box()["height"] > 500  # the place is kept
+    no_violations(page)
+    held[0].continue_()
+    ready(page)
+    expect(page.locator("#attention .right .tokens button").first).to_contain_text("Good")
+    expect(text).to_have_value("Good night")
+
+
+def test_where_the_browser_has_no_room_for_small_maps_the_rest_is_there(open_page: OpenPage) -> None:
+    page = open_page("static/icon.svg")
+    page.add_init_script("HTMLCanvasElement.prototype.toBlob = done => setTimeout(() => done(null))")
+    page.goto(page.url.replace("static/icon.svg", ""))
+    ready(page)
+    shown_map(page, "L5H5")
+    assert page.locator("#attention .mosaic td > i").count() == 0
+    expect(page.locator("#attention .mosaic > .hint")).not_to_contain_text("In each cell")
+
+
+def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    page.evaluate(
+        """() => {
+          const make = HTMLCanvasElement.prototype.toBlob;
+          let slow = true;
+          window.made = 0;
+          HTMLCanvasElement.prototype.toBlob = function (done) {
+            const late = slow ? 500 : 0;
+            slow = false;
+            make.call(this, blob => setTimeout(() => { done(blob); window.made++; }, late));
+          };
+        }"""
+    )
+    grid = page.locator("#attention .head-grid")
+    atlas = "node => node.style.getPropertyValue('--atlas')"
+    page.emulate_media(color_scheme="dark")
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function("window.made === 1")
+    wanted = grid.evaluate(atlas)
+    page.wait_for_function("window.made === 2")
+    assert grid.evaluate(atlas) == wanted
+
+
 def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
     page = open_page()
     ready(page)
