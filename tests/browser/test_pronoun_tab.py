@@ -477,7 +477,10 @@ def test_what_is_typed_outlasts_another_option(open_page: Any) -> None:
     page = open_page(link())
     answered(page)
     page.locator("#pronoun .options summary").click()
-    field, query = page.locator("#pronoun").get_by_label("Sentence"), page.get_by_role("combobox", name="query")
+    field, query = (
+        page.locator("#pronoun").get_by_label("Sentence"),
+        page.get_by_role("combobox", name="query"),
+    )
     field.fill(f"Yesterday {ARTICLE}")
     query.select_option("first")
     expect(field).to_have_value(f"Yesterday {ARTICLE}")
