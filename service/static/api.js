@@ -69,14 +69,16 @@ async function once(path, {body, accept, signal}) {
   throw new Problem(response.status, problem, Number.isFinite(seconds) ? seconds : null);
 }
 
-function pause(seconds, signal) {
-  return new Promise((resolve, reject) => {
+async function pause(seconds, signal) {
+  signal?.throwIfAborted();
+  const over = new AbortController();  // takes the listener away with the timer
+  await new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, 1000 * seconds);
     signal?.addEventListener("abort", () => {
       clearTimeout(timer);
       reject(signal.reason);
-    });
-  });
+    }, {once: true, signal: over.signal});
+  }).finally(() => over.abort());
 }
 
 // The service's address: these modules lie in its folder `static`

@@ -1,18 +1,19 @@
 // The tab Attention: a text, the mosaic of all heads, and the map of one of them, or of two side by side
 
-import {element, visible} from "./common.js";
+import {element, plural, visible} from "./common.js";
 import {Problem} from "./api.js";
 import {Answers} from "./answers.js";
 import {Export} from "./export.js";
-import {nameOf} from "./grid.js";
+import {nameOf, titleOf} from "./grid.js";
 import {Loading} from "./loading.js";
 import {MapView} from "./map.js";
 import {Mosaic} from "./mosaic.js";
+import {edited, FIRST_TEXT, marked, written} from "./marks.js";
 import * as state from "./state.js";
 
-const FIRST = {text: "The cat sat on the mat because it was tired.", layer: 5, head: 5};
+const FIRST = {layer: 5, head: 5};
 const EXAMPLES = {
-  "the article’s": FIRST.text,
+  "the article’s": FIRST_TEXT,
   "repetition": "one two three four five one two three four five one two three four five",
   "two pronouns": "When Anna met Maria in the library, she told her that the book was not hers.",
   "code": "def mean(values):\n    total = sum(values)\n    return total / len(values)\n",
@@ -32,11 +33,23 @@ export async function mount(panel, model) {
 class AttentionTab {
   constructor(panel) {
     // `maps` of all heads: null where the text is too long for that, undefined until they come; `scored`: whose `scores`
-    Object.assign(this, {panel, scores: null, scored: null, maps: undefined, fetched: null});
+    Object.assign(this, {panel, mosaic: null, scores: null, scored: null, maps: undefined, fetched: null});
     Object.assign(this, {stale: true, compared: null, next: null});
     panel.classList.add("attention-tab", "head-scores");
     this.form = this.buildForm();
-    const [reading, scoring, fetching] = ["", "", ""].map(() => element("p", {className: "status", role: "status"}));
+    const reading = status();
+    this.warnings = element("ul", {className: "warnings", hidden: true});
+    this.result = element("div", {className: "result"}, element("div", {className: "mosaic"}), element("div", {className: "heads"}));
+    this.result.classList.add("awaited");
+    this.reading = new Loading(reading, this.result);
+    panel.replaceChildren(this.form, reading, this.warnings, this.result);
+    this.fillForm();
+    state.subscribe(names => this.onState(names));
+  }
+
+  // Once it is known how many heads there are
+  buildResult(model) {
+    const [scoring, fetching] = [status(), status()];
     this.mosaicPart = element("div", {className: "mosaic"});
     [this.left, this.right] = ["left", "right"].map(buildView);
     this.left.view = new MapView(this.left.map, {onPoint: token => this.point(this.right.view, token)});
@@ -47,17 +60,24 @@ class AttentionTab {
     this.views = element("div", {className: "views"}, this.left.part, this.right.part);
     this.export = new Export();
     this.numbers = buildNumbers();
-    this.warnings = element("ul", {className: "warnings", hidden: true});
     const heads = element("section", {className: "heads", ariaLabel: "The head"},
       element("div", {className: "controls"}, this.compareButton, this.compareHint), fetching, this.views,
       this.export.node, this.numbers.part);
-    this.result = element("div", {className: "result"},
-      element("section", {className: "all-heads", ariaLabel: "All heads"}, scoring, this.mosaicPart), heads);
-    this.reading = new Loading(reading, this.result);
+    const all = element("section", {className: "all-heads", ariaLabel: "All heads"}, scoring, this.mosaicPart);
+    this.result.replaceChildren(all, heads);
+    this.mosaicPart.addEventListener("click", event => {
+      if (event.pointerType === "touch" && event.target.closest("td[data-name]")) toBeSeen(heads);
+    });
+    this.result.classList.remove("awaited");
     this.scoring = new Loading(scoring, this.mosaicPart);
     this.fetching = new Loading(fetching, this.views);
-    panel.replaceChildren(this.form, reading, this.warnings, this.result);
-    this.fillForm();
+    const upTo = many => Array.from({length: many}, (_, index) => index);
+    this.mosaic = new Mosaic(this.mosaicPart, {
+      layers: upTo(model.layers), heads: upTo(model.heads),
+      onShow: (cell, kept) => this.onShow(cell, kept),
+      onColor: ({by, kind, only}) =>
+        state.set({by: by === "label" ? null : by, kind: kind === "score" ? null : kind, label: only}, {replace: true}),
+    });
   }
 
   buildForm() {
@@ -92,15 +112,8 @@ class AttentionTab {
   }
 
   start(model) {
-    const upTo = many => Array.from({length: many}, (_, index) => index);
     this.answers = new Answers(model);
-    this.mosaic = new Mosaic(this.mosaicPart, {
-      layers: upTo(model.layers), heads: upTo(model.heads),
-      onShow: (cell, kept) => this.onShow(cell, kept),
-      onColor: ({by, kind, only}) =>
-        state.set({by: by === "label" ? null : by, kind: kind === "score" ? null : kind, label: only}, {replace: true}),
-    });
-    state.subscribe(names => this.onState(names));
+    this.buildResult(model);
     this.keep();
     this.color();
     this.read();
@@ -109,7 +122,7 @@ class AttentionTab {
   // --- the address ---
 
   get question() {
-    const body = {text: state.get("text", FIRST.text)};
+    const body = {text: state.get("text", FIRST_TEXT)};
     if (state.get("unit") === "word") body.unit = "word";
     if (state.get("first_token") === "drop") body.first_token = "drop";
     return body;
@@ -121,9 +134,10 @@ class AttentionTab {
     return grid.at(nameOf({layer, head})) ?? grid.cells[0];
   }
 
-  fillForm() {
+  // A text that is typed and not asked for yet stays
+  fillForm(withText = true) {
     const {text, unit, first_token} = this.question;
-    this.text.value = text;
+    if (withText) this.text.value = text;
     this.unit.value = unit ?? "token";
     this.drop.checked = first_token === "drop";
   }
@@ -131,9 +145,10 @@ class AttentionTab {
   onState(names) {
     const any = (...some) => some.some(name => names.has(name));
     if (any("text", "unit", "first_token")) {
-      this.fillForm();
+      this.fillForm(names.has("text"));
       this.stale = true;
     }
+    if (!this.mosaic) return;  // `start` reads what the address says by then
     if (any("by", "kind", "label")) this.color();
     if (any("layer", "head", "compare")) this.keep();
     // The other tabs have the same text, and may change it
@@ -171,8 +186,9 @@ class AttentionTab {
     if (!text.trim()) {
       this.reading.fail(new Problem(422, {detail: "The text is empty. Type a sentence, or take an example."}));
       this.text.focus();
-    } else if (text === this.question.text) this.read();
-    else state.set({text: text === FIRST.text ? null : text});
+    } else if (text !== this.question.text) {
+      state.set({...written(edited(marked(), text)), text: text === FIRST_TEXT ? null : text});
+    } else if (this.mosaic) this.read();
   }
 
   // --- asking ---
@@ -182,23 +198,27 @@ class AttentionTab {
     this.stale = false;
     this.maps = undefined;
     this.fetched = null;
-    for (const one of [this.scoring, this.fetching]) overtake(one);
+    for (const one of [this.scoring, this.fetching]) one.stop();
+    if (this.scored !== question.text) {
+      this.scores = this.scored = null;
+      this.mosaic.fill(null);
+    }
     this.offer();
     return this.reading.run("Reading the text …", async (signal, waiting) => {
       const options = {signal, waiting};
       try {
         const fits = await this.answers.fits(question, options);
         if (fits) this.score(question);
-        else if (this.scored !== question.text) this.mosaic.fill(null);
         this.maps = fits ? await this.answers.maps(question, options) : null;
       } catch (error) {
         if (error.name !== "AbortError") this.result.hidden = true;  // it is of another text
         throw advised(error);
       }
       this.result.hidden = false;
-      this.mosaic.draw(this.maps);
       this.show(this.mosaic.grid.current);
+      if (!this.maps) this.fetch();
       this.tell();
+      await this.mosaic.draw(this.maps);
     });
   }
 
@@ -214,16 +234,17 @@ class AttentionTab {
   }
 
   // Where the text is too long for all maps at once: those of the views alone. Scores wait: they take longer
-  fetch(views) {
-    const {question} = this, wanted = views.map(([, {name}]) => name).join();
+  fetch() {
+    const {question} = this, views = this.viewsOf(this.kept), wanted = views.map(([, {name}]) => name).join();
     if (this.fetched === wanted) return;
     this.fetched = wanted;
-    overtake(this.scoring);
+    this.scoring.stop();
+    for (const [{part}] of views) part.classList.add("awaited");  // its map is of another head or text
     this.fetching.run("Asking for the map …", async (signal, waiting) => {
       try {
-        for (const [{view}, cell] of views) {
+        for (const [side, cell] of views) {
           const maps = await this.answers.map(question, cell, {signal, waiting});
-          view.show(maps.of(cell.name));
+          this.showMap(side, maps.of(cell.name));
           this.tell(maps);
         }
       } catch (error) {
@@ -248,18 +269,26 @@ class AttentionTab {
     this.next = cell;
   }
 
-  show(cell) {
-    const {shown} = this.mosaic, scores = this.scored === this.question.text ? this.scores : null;
-    const views = [[this.right, cell], ...this.compared ? [[this.left, this.compared]] : []];
-    for (const [{headline, view}, one] of views) {
-      const head = scores?.byName.get(one.name), note = one === this.kept && !this.compared ? "kept" : "";
-      headline.replaceChildren(...head ? scores.headline(head, shown, note) :
-        [element("h2", {textContent: `Layer ${one.layer}, head ${one.head}`})]);
-      if (this.maps) view.show(this.maps.of(one.name));
+  // What is said of a head stands above its map: where there is none of a head that is pointed at, the kept one stays
+  show(pointed) {
+    const {scores, kept, mosaic: {shown}} = this, cell = this.maps ? pointed : kept;
+    for (const [side, one] of this.viewsOf(cell)) {
+      const head = scores?.byName.get(one.name), note = one === kept && !this.compared ? "kept" : "";
+      side.headline.replaceChildren(...head ? scores.headline(head, shown, note) : [element("h2", {textContent: titleOf(one)})]);
+      if (this.maps) this.showMap(side, this.maps.of(one.name));
     }
-    if (this.maps === null && cell === this.kept) this.fetch(views);
+    if (this.maps === null && pointed === kept) this.fetch();
     this.numbers.part.hidden = !scores;
     if (scores) this.numbers.fill(scores, scores.byName.get(cell.name), shown.by);
+  }
+
+  viewsOf(cell) {
+    return [[this.right, cell], ...this.compared ? [[this.left, this.compared]] : []];
+  }
+
+  showMap({part, view}, map) {
+    part.classList.remove("awaited");
+    view.show(map);
   }
 
   // The other of two views follows, unless it still shows another text
@@ -290,10 +319,14 @@ class AttentionTab {
   }
 }
 
-const plural = (many, what) => `${many.toLocaleString("en")} ${what}${many === 1 ? "" : "s"}`;
+const status = () => element("p", {className: "status", role: "status"});
 
-// Ends the question under way, if any
-const overtake = loading => loading.run("", async () => {});
+// After a tap: on a phone the map lies below what was tapped
+function toBeSeen(node) {
+  if (node.getBoundingClientRect().top < innerHeight / 2) return;
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  node.scrollIntoView({behavior: still ? "auto" : "smooth"});
+}
 
 function advised(error) {
   if (!(error instanceof Problem && error.has("text_too_long"))) return error;

@@ -8,6 +8,12 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+export function svg(tag, attributes = {}, textContent = "") {
+  const node = Object.assign(document.createElementNS("http://www.w3.org/2000/svg", tag), {textContent});
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
 export function fill(select, values, name = String) {
   const before = select.value;
   select.replaceChildren(...values.map(value => element("option", {value, textContent: name(value)})));
@@ -41,6 +47,7 @@ export function beginning(text, longest) {
 // Of a model that was taken because another could not be: a sentence for who looks
 export const replacement = ({id, fallback}) => `The first choice of weights could not be had: ${fallback}. Those of ${id} are used instead.`;
 
+export const plural = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
 export const unique = values => [...new Set(values)];
 export const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);
 

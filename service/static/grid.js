@@ -2,6 +2,7 @@
 
 import {element} from "./common.js";
 
+export const titleOf = ({layer, head}) => `Layer ${layer}, head ${head}`;
 export const nameOf = ({layer, head}) => `L${layer}H${head}`;
 
 // Fills `table`, of role grid. What cells look like and say is the caller's: see `paint`. `onShow(cell, kept)` is told
@@ -18,6 +19,9 @@ export class HeadGrid {
     this.cells = this.rows.flat();
     this.byName = new Map(this.cells.map(cell => [cell.name, cell]));
 
+    table.role = "grid";
+    table.ariaLabel = "Heads: arrow keys move, Enter keeps";
+    table.createCaption().textContent = "layers ↓ \u00a0 heads →";
     table.classList.add("head-grid");
     table.style.setProperty("--heads", heads.length);
     table.style.setProperty("--least", `${Math.max(16, 8 * String(heads.at(-1)).length)}px`);

@@ -82,11 +82,11 @@ class Tab {
     });
     this.chart = new Chart(this.plot, {onPoint: tokens => this.readOff(tokens), onChoose: tokens => state.set({tokens})});
     this.loading = new Loading(this.status, this.answers);
+    this.listing = new Loading(this.picker.status, this.picker.list);
   }
 
   start() {
     this.showEncoder([], this.settings());
-    this.listing = new Loading(this.status, this.answers);
     this.listing.run("Asking which models are known …", async (signal, waiting) => {
       const {models} = await askJson(`${PATH}/models`, {signal, waiting});
       this.presets = new Map(models.flatMap(preset =>
@@ -148,12 +148,12 @@ class Tab {
 
   refresh() {
     const values = this.settings(), entries = this.entries();
-    this.picker.show(this.picked());
+    this.picker.show(this.picked(), this.config !== null);
     this.showEncoder(entries, values);
     this.empty.hidden = entries.length > 0;
     if (!values || !entries.length) {
       this.answers.hidden = true;
-      this.loading.run("", async () => {});  // what is still asked for is of no use any more
+      this.loading.stop();  // what is still asked for is of no use any more
       return;
     }
     const known = entries.map(({preset, source}) => preset ? preset.max_tokens : longestOf(source.config))

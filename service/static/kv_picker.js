@@ -10,11 +10,12 @@ const PRIVATE = "Sent to this service only, and not in the link: who opens it mu
 // `onPick(ids)` and `onConfig(config or null)` tell what the user changed
 export class Picker {
   constructor(root, {onPick, onConfig}) {
-    Object.assign(this, {onPick, onConfig, picked: [], options: []});
+    Object.assign(this, {onPick, onConfig, picked: [], own: false, options: []});
     this.search = element("input", {
       type: "search", id: "kv-search", placeholder: "llama, gemma 27b, mla …", autocomplete: "off", spellcheck: false,
     });
     this.list = element("div", {className: "models", role: "listbox", ariaMultiSelectable: "true", ariaLabel: "Models"});
+    this.status = element("p", {className: "status", role: "status"});
     this.count = element("p", {className: "hint", role: "status"});
     this.text = element("textarea", {id: "kv-config", rows: 7, spellcheck: false, placeholder: "{\"model_type\": …}"});
     this.problem = element("p", {className: "field-problem", id: "kv-config-problem", role: "alert"});
@@ -27,7 +28,7 @@ export class Picker {
         element("button", {type: "button", textContent: "Take it away", onclick: () => this.takeAway()})),
       element("p", {className: "hint", id: "kv-config-hint", textContent: PRIVATE}));
     const label = element("label", {htmlFor: "kv-search", textContent: "Find a model"});
-    root.append(label, this.search, this.list, this.count, this.paste);
+    root.append(label, this.search, this.status, this.list, this.count, this.paste);
     this.search.addEventListener("input", () => this.filter());
     this.search.addEventListener("keydown", event => {
       if (event.key !== "ArrowDown") return;
@@ -52,14 +53,15 @@ export class Picker {
     });
     this.list.replaceChildren(...this.options);
     this.filter();
-    this.show(this.picked);
+    this.show(this.picked, this.own);
   }
 
-  show(picked) {
-    this.picked = picked;
+  // `own`: a pasted config is one of the lines
+  show(picked, own) {
+    Object.assign(this, {picked, own});
     for (const option of this.options) {
       option.ariaSelected = String(picked.includes(option.dataset.id));
-      option.ariaDisabled = String(picked.length >= MOST && option.ariaSelected === "false");
+      option.ariaDisabled = String(this.full && option.ariaSelected === "false");
     }
     this.tellCount();
   }
@@ -73,8 +75,13 @@ export class Picker {
   }
 
   tellCount() {
-    const full = this.picked.length >= MOST ? ` No more than ${MOST} at once.` : "";
-    this.count.textContent = `${this.visible().length} of ${this.options.length} models; ${this.picked.length} picked.${full}`;
+    const {picked, own} = this, left = picked.slice(MOST - Number(own)), and = own ? ", and your config" : "";
+    const full = this.full ? ` No more than ${MOST} at once${left.length ? `: left out is ${visible(left.join(", "))}` : ""}.` : "";
+    this.count.textContent = `${this.visible().length} of ${this.options.length} models; ${picked.length} picked${and}.${full}`;
+  }
+
+  get full() {
+    return this.picked.length + Number(this.own) >= MOST;
   }
 
   visible() {

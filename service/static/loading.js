@@ -17,7 +17,7 @@ export class Loading {
   async run(doing, work) {
     this.running?.abort();
     const mine = this.running = new AbortController();
-    const announce = setTimeout(() => this.say(doing), PATIENCE);
+    const announce = setTimeout(() => { if (mine === this.running) this.say(doing); }, PATIENCE);
     this.panel.ariaBusy = "true";
     try {
       await work(mine.signal, (problem, seconds) => {
@@ -37,6 +37,14 @@ export class Loading {
       clearTimeout(announce);
       if (mine === this.running) this.panel.ariaBusy = "false";
     }
+  }
+
+  // Ends the question under way, if any, and takes away what was said
+  stop() {
+    this.running?.abort();
+    this.running = null;
+    this.panel.ariaBusy = "false";
+    this.say("");
   }
 
   say(text, {retry, cancel} = {}) {

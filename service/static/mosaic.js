@@ -1,7 +1,7 @@
 // The mosaic: the grid of all heads, coloured by their labels or a score, with a small map in each cell
 
 import {element, fill} from "./common.js";
-import {HeadGrid} from "./grid.js";
+import {HeadGrid, titleOf} from "./grid.js";
 import {emptyLegend, UNITS} from "./scores.js";
 
 const LEVELS = 256;
@@ -14,7 +14,7 @@ const SMALL_MAPS = "In each cell: its map, queries down, keys across, with more 
 export class Mosaic {
   // `onShow`: see HeadGrid. `onColor({by, kind, only})` is called when the user chooses other colours
   constructor(root, {layers, heads, onShow, onColor}) {
-    Object.assign(this, {scores: null, maps: null});
+    Object.assign(this, {scores: null, maps: null, wanted: null, drawn: 0});
     this.shown = {by: "label", kind: "score", only: null};  // see Scores
     const change = changes => onColor({...this.shown, ...changes});
     const ariaLabel = "Labels: press one to see only its heads";
@@ -31,13 +31,12 @@ export class Mosaic {
     this.kindChoice = element("label", {}, "Show ", this.kind);
     this.scale = element("div", {className: "scale"});
     this.hint = element("p", {className: "hint"});
-    const table = element("table", {role: "grid", ariaLabel: "Heads: arrow keys move, Enter keeps"},
-      element("caption", {textContent: "layers ↓ \u00a0 heads →"}));
+    const table = element("table");
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow});
     root.replaceChildren(this.legend,
       element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice, this.scale),
       element("div", {className: "scroller"}, table), this.hint);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.maps));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(this.wanted));
     this.paint();
   }
 
@@ -70,11 +69,12 @@ export class Mosaic {
   // The small maps; null where there are none of all heads. One image for all: a canvas in each cell would be a layer each,
   // which a browser takes longer to stack than a frame has
   async draw(maps) {
-    this.maps = maps;
-    const {grid} = this, {style} = grid.table;
-    if (maps) {
-      const atlas = drawAtlas(grid, maps), image = await new Promise(resolve => atlas.toBlob(resolve));
-      if (maps !== this.maps) return;
+    const {grid} = this, {style} = grid.table, mine = ++this.drawn;
+    this.wanted = maps;
+    const atlas = maps && drawAtlas(grid, maps), image = maps && await new Promise(resolve => atlas.toBlob(resolve));
+    if (mine !== this.drawn) return;  // another text's, or another palette's, overtook it
+    this.maps = image && maps;  // a browser may have no room for the image: then without
+    if (image) {
       const [wide, high] = [grid.rows[0].length, grid.rows.length], width = maps.axis.length, height = maps.rows.length;
       URL.revokeObjectURL(this.url);
       this.url = URL.createObjectURL(image);
@@ -105,10 +105,11 @@ function drawAtlas(grid, maps) {
   return canvas;
 }
 
-function blank({node, layer, head}) {
+function blank(cell) {
+  const {node} = cell;
   node.style.backgroundImage = "";
   node.classList.remove("missing", "outlined", "borderline", "dim");
-  node.ariaLabel = `Layer ${layer}, head ${head}`;
+  node.ariaLabel = titleOf(cell);
 }
 
 // Square roots, or all but the strongest weights would be white; what lies ahead stays transparent

@@ -6,7 +6,8 @@ import {Choices} from "./choices.js";
 import {Export} from "./export.js";
 import {Loading} from "./loading.js";
 import {Marker} from "./marker.js";
-import {moved, piecesOf, read, write} from "./spans.js";
+import {edited, FIRST_TEXT, marked, written} from "./marks.js";
+import {piecesOf} from "./spans.js";
 import * as state from "./state.js";
 import {Verdict} from "./verdict.js";
 
@@ -16,7 +17,7 @@ const TYPING = 500;  // milliseconds without a key after which what was typed is
 // Marked as words; `twin` differs in little, and that decides which candidate is right
 const EXAMPLES = [
   {name: "cat and mat", twin: 1, gold: 0, pronoun: "it", candidates: ["cat", "mat"],
-    text: "The cat sat on the mat because it was tired."},
+    text: FIRST_TEXT},
   {name: "cat and mat, the other way round", twin: 0, gold: 1, pronoun: "it", candidates: ["mat", "cat"],
     text: "The mat lay under the cat because it was tired."},
   {name: "trophy and suitcase: too big", twin: 3, gold: 0, pronoun: "it", candidates: ["trophy", "suitcase"],
@@ -61,23 +62,7 @@ function viewed() {
     return [name, values.includes(given) ? given : values[0]];
   }));
   const said = ["text", "pronoun", "candidates"].some(name => state.get(name) !== null);
-  if (!said) return {...marksOf(EXAMPLES[0]), options};
-  const text = state.get("text", EXAMPLES[0].text);
-  const found = read(state.get("candidates")), candidates = found.toSorted((a, b) => a.start - b.start);
-  const gold = candidates.indexOf(found[state.integer("gold")]);
-  return {text, pronoun: read(state.get("pronoun"))[0] ?? null, candidates, gold: gold < 0 ? null : gold, options};
-}
-
-// The other way round: what the address is to say
-function written({text, pronoun, candidates, gold}) {
-  return {text, pronoun: write(pronoun ? [pronoun] : []), candidates: write(candidates), gold};
-}
-
-// The marks follow the words that an edit has left as they were
-function edited({text: before, pronoun, candidates, gold}, text) {
-  const follow = span => span && moved(span, before, text), now = candidates.map(follow);
-  const left = now.filter(Boolean), place = left.indexOf(now[gold]);
-  return {text, pronoun: follow(pronoun), candidates: left, gold: place < 0 ? null : place};
+  return {...said ? marked() : marksOf(EXAMPLES[0]), options};
 }
 
 // The body of the question
@@ -94,6 +79,7 @@ class PronounTab {
   constructor(panel) {
     this.asked = null;  // the body, as JSON
     this.last = null;   // what was on show
+    this.typing = null; // a timer, while what was typed is not in the address
     const option = (value, textContent) => element("option", {value, textContent});
     this.text = element("textarea", {rows: 2, spellcheck: false, dir: "auto", oninput: () => this.#type()});
     this.example = element("select", {onchange: () => this.#take(EXAMPLES[this.example.value])},
@@ -114,7 +100,7 @@ class PronounTab {
     this.choices = new Choices(this.result, {
       onPoint: head => this.verdict.point(head),
       onKeep: (layer, head) => state.set({layer, head}),
-      mapOf: (layer, head) => this.#address({tab: null, layer, head, text: this.last.text}),
+      mapOf: (layer, head) => state.address({tab: null, layer, head, text: this.last.text}),
     });
     this.export = new Export();
     this.result.append(this.export.node, element("p", {className: "hint"}, "How often is a head right, on many sentences? See ",
@@ -138,46 +124,48 @@ class PronounTab {
     return element("details", {className: "options"}, element("summary", {textContent: "How the attention is read"}), ...rows);
   }
 
-  #address(changes) {
-    const next = new URLSearchParams(location.hash.slice(1));
-    for (const [name, value] of Object.entries(changes)) {
-      if (value === null) next.delete(name);
-      else next.set(name, value);
-    }
-    return `#${next}`;
-  }
-
   // --- what the user changes ---
 
   #take(example) {
-    if (example) state.set(written(marksOf(example)));
+    if (!example) return;
+    this.#settle();
+    state.set(written(marksOf(example)));
+    this.#follow(new Set(["text"]));  // where the address said so already, but the text had been emptied
   }
 
   #change(marks) {
-    clearTimeout(this.typing);
+    this.#settle();
     state.set(written({...this.last, ...marks}));
   }
 
   #type() {
     this.last = {...this.last, ...edited(this.last, this.text.value)};
     this.marker.show(this.last);
+    this.#settle();
+    this.typing = setTimeout(() => this.#typed(), TYPING);
+  }
+
+  #settle() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => {
-      if (this.last.text) state.set(written(this.last), {replace: true});
-      this.#ask();  // an empty text is not in the address, where it would mean the first example
-    }, TYPING);
+    this.typing = null;
+  }
+
+  // An empty text is not in the address, where it would mean the first example
+  #typed() {
+    this.#settle();
+    if (this.last.text) state.set(written(this.last), {replace: true});
+    if (state.get("tab") === "pronoun") this.#askAnew();
   }
 
   // --- what is on show ---
 
   #follow(names) {
+    if (names.has("text")) this.#settle();
+    else if (this.typing !== null) this.#typed();  // what else changed does not undo it
     if (state.get("tab") !== "pronoun") return;
-    let view = viewed();
-    const {last} = this, marksIn = one => write([one.pronoun ?? {start: "", end: ""}, ...one.candidates]);
-    if (last && view.text !== last.text && marksIn(view) === marksIn(last)) {  // edited in another tab: the marks follow
-      view = {...view, ...edited({...last, gold: view.gold}, view.text)};
-      state.set(written(view), {replace: true});
-    }
+    const {text: before, pronoun, candidates, gold} = this.last ?? {}, given = ["text", "pronoun", "candidates", "gold"];
+    const emptied = before === "" && !given.some(name => names.has(name));
+    const view = {...viewed(), ...emptied ? {text: before, pronoun, candidates, gold} : {}};
     this.last = view;
     if (this.text.value !== view.text) this.text.value = view.text;
     const index = EXAMPLES.findIndex(({text}) => text === view.text);
@@ -185,10 +173,15 @@ class PronounTab {
     this.flip.disabled = EXAMPLES[index]?.twin === undefined;
     this.result.classList.toggle("has-twin", twinOf(view) !== null);
     for (const [name, select] of Object.entries(this.selects)) select.value = view.options[name];
-    if (JSON.stringify(questionOf(view)) !== this.asked) {
-      this.marker.show(view);
-      this.#ask();
-    } else if (names.has("layer") || names.has("head")) this.#keep();
+    if (!this.#askAnew() && (names.has("layer") || names.has("head"))) this.#keep();
+  }
+
+  // Whether what is to be asked is another question than before
+  #askAnew() {
+    if (JSON.stringify(questionOf(this.last)) === this.asked) return false;
+    this.marker.show(this.last);
+    this.#ask();
+    return true;
   }
 
   #keep() {
@@ -206,10 +199,10 @@ class PronounTab {
     const view = this.last, body = questionOf(view);
     this.asked = JSON.stringify(body);
     this.next.textContent = this.#nextStep(view);
-    this.expectation.run("", async () => {});  // ends what still runs
+    this.expectation.stop();
     if (!view.text.trim() || !view.pronoun || !view.candidates.length) {
       this.result.hidden = true;
-      this.loading.run("", async () => {});
+      this.loading.stop();
       return;
     }
     const done = await this.loading.run("Reading the sentence …", async (signal, waiting) => {

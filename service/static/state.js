@@ -13,14 +13,22 @@ export function integer(name) {
 
 // null or "" takes a name away. `replace`: no step of its own to go back to
 export function set(changes, {replace = false} = {}) {
+  const next = changed(changes);
+  if (String(next) === String(current)) return;
+  history[replace ? "replaceState" : "pushState"](null, "", String(next) ? `#${next}` : location.pathname + location.search);
+  tell(next);
+}
+
+// Where a link leads that changes the same
+export const address = changes => `#${changed(changes)}`;
+
+function changed(changes) {
   const next = new URLSearchParams(current);
   for (const [name, value] of Object.entries(changes)) {
     if (value === null || value === "") next.delete(name);
     else next.set(name, String(value));
   }
-  if (String(next) === String(current)) return;
-  history[replace ? "replaceState" : "pushState"](null, "", String(next) ? `#${next}` : location.pathname + location.search);
-  tell(next);
+  return next;
 }
 
 // `listener` gets the names whose values are others than before, by whatever way they changed

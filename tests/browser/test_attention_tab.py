@@ -388,6 +388,138 @@ def test_where_a_text_is_too_long_for_all_maps_one_is_asked_for(open_page: OpenP
     expect(page.locator("#attention .mosaic td > i")).to_have_count(24 * 14)
 
 
+def test_of_a_long_text_the_headline_is_that_of_the_map(open_page: OpenPage) -> None:
+    page = open_page(address(text=LONG))
+    found = shown_map(page, "L5H5")
+    ready(page)
+    cell(page, "L8H7").hover()
+    expect(cell(page, "L8H7")).to_have_class(re.compile("current"))
+    page.evaluate("new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+    expect(found.locator("h2")).to_have_text("Layer 5, head 5")
+    held: list[Any] = []
+    page.route(re.compile("/v1/attention$"), lambda route: held.append(route))
+    cell(page, "L8H7").click()
+    expect(found.locator("h2")).to_have_text("Layer 8, head 7")
+    expect(found.locator(".map-view")).to_be_hidden()  # it is another head's yet
+    held[0].continue_()
+    shown_map(page, "L8H7")
+
+
+def test_another_long_text_shows_its_own_map_wherever_the_keyboard_was(open_page: OpenPage) -> None:
+    page = open_page(address(text=LONG))
+    found = shown_map(page, "L5H5")
+    cell(page, "L5H5").focus()
+    page.keyboard.press("ArrowRight")
+    expect(cell(page, "L5H6")).to_be_focused()
+    text = page.get_by_label("Text", exact=True)
+    text.fill("Dogs " + LONG)
+    text.press("Control+Enter")
+    expect(found.locator(".tokens button").first).to_contain_text("D")
+    shown_map(page, "L5H5")
+    expect(found.locator("h2")).to_have_text("Layer 5, head 5")
+
+
+def test_the_heat_map_of_a_long_text_says_that_it_shows_square_roots(
+    open_page: OpenPage, service: str
+) -> None:
+    page = open_page(address(text=LONG))
+    found = shown_map(page, "L5H5")
+    expected = weights(service, text=LONG, layers=[5], heads=[5], decimals=9)
+    expect(found.locator(".heat-legend")).to_contain_text("square root")
+    row = len(expected) - 1
+    pixels = found.locator(".heat-map canvas").evaluate(
+        "(node, row) => [...node.getContext('2d').getImageData(0, row, node.width, 1).data]", row
+    )
+    largest = max(map(max, expected))
+    for key in range(0, row, 17):  # from white to the blue 21 94 168
+        part = 0.05 + 0.95 * (expected[row][key] / largest) ** 0.5
+        assert pixels[4 * key] == pytest.approx(255 + part * (21 - 255), abs=2)
+    page.get_by_role("button", name="the article’s").click()
+    expect(found.locator(".heat-legend")).to_be_hidden()
+
+
+def test_scores_that_cannot_be_had_leave_none_of_the_text_before(open_page: OpenPage) -> None:
+    page = open_page(address(by="induction"), allow=r".*status of 500")
+    ready(page)
+    page.route(re.compile("/v1/heads$"), lambda route: route.fulfill(status=500, body="no"))
+    page.get_by_role("button", name="repetition").click()
+    expect(page.locator("#attention .right .tokens button").first).to_contain_text("one")
+    expect(page.locator("#attention .all-heads > .status")).to_contain_text("The service answered 500.")
+    expect(cell(page, "L5H5")).to_have_attribute("aria-label", "Layer 5, head 5")
+    assert cell(page, "L5H5").evaluate("node => node.style.backgroundImage") == ""
+    expect(page.locator("#attention .legend button:enabled")).to_have_count(0)
+    expect(page.locator("#attention details").filter(has_text="All scores of the head")).to_be_hidden()
+
+
+def test_what_is_typed_outlasts_another_unit(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    text = page.get_by_label("Text", exact=True)
+    text.fill("Not asked for yet")
+    page.get_by_label("Unit").select_option("word")
+    page.get_by_label("Drop the first token").check()
+    expect(page.locator("#attention .asking")).to_contain_text("11 words")
+    expect(text).to_have_value("Not asked for yet")
+    text.press("Control+Enter")
+    expect(page.locator("#attention .right .tokens button").first).to_have_text("Not")
+
+
+def test_until_the_model_answers_nothing_is_there_that_does_not_work(
+    open_page: OpenPage, no_violations: Callable[[Any], None]
+) -> None:
+    page = open_page("static/icon.svg")
+    held: list[Any] = []
+    page.route(re.compile("/v1/model$"), lambda route: held.append(route))
+    page.goto(page.url.replace("static/icon.svg", ""))
+    text = page.get_by_label("Text", exact=True)
+    text.fill("Good night")
+    page.get_by_role("button", name="Look").click()
+    assert "text=Good+night" in page.url
+    assert page.locator("#attention .result").locator("button, select, input, a").count() == 0
+    assert page.locator("#attention .result > *").first.bounding_box()["height"] > 500  # the place is kept
+    no_violations(page)
+    held[0].continue_()
+    ready(page)
+    expect(page.locator("#attention .right .tokens button").first).to_contain_text("Good")
+    expect(text).to_have_value("Good night")
+
+
+def test_where_the_browser_has_no_room_for_small_maps_the_rest_is_there(open_page: OpenPage) -> None:
+    page = open_page("static/icon.svg")
+    page.add_init_script("HTMLCanvasElement.prototype.toBlob = done => setTimeout(() => done(null))")
+    page.goto(page.url.replace("static/icon.svg", ""))
+    ready(page)
+    shown_map(page, "L5H5")
+    assert page.locator("#attention .mosaic td > i").count() == 0
+    expect(page.locator("#attention .mosaic > .hint")).not_to_contain_text("In each cell")
+
+
+def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    page.evaluate(
+        """() => {
+          const make = HTMLCanvasElement.prototype.toBlob;
+          let slow = true;
+          let made = 0;
+          HTMLCanvasElement.prototype.toBlob = function (done) {
+            const late = slow ? 500 : 0;
+            slow = false;
+            const give = blob => { done(blob); document.documentElement.dataset.made = ++made; };
+            make.call(this, blob => setTimeout(give, late, blob));
+          };
+        }"""
+    )
+    grid = page.locator("#attention .head-grid")
+    atlas = "node => node.style.getPropertyValue('--atlas')"
+    page.emulate_media(color_scheme="dark")
+    page.emulate_media(color_scheme="light")
+    expect(page.locator("html")).to_have_attribute("data-made", "1")
+    wanted = grid.evaluate(atlas)
+    expect(page.locator("html")).to_have_attribute("data-made", "2")
+    assert grid.evaluate(atlas) == wanted
+
+
 def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
     page = open_page()
     ready(page)
@@ -486,6 +618,22 @@ def test_cells_are_large_enough_for_a_finger_on_a_phone(open_page: OpenPage) -> 
     assert box["height"] >= 24
     cell(page, "L8H7").tap()
     shown_map(page, "L8H7")
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_a_tap_on_a_head_brings_its_map_into_sight_and_the_keyboard_stays(
+    open_page: OpenPage, motion: str
+) -> None:
+    page = open_page(width=390, height=800, has_touch=True, reduced_motion=motion)
+    ready(page)
+    cell(page, "L2H3").focus()
+    before = page.evaluate("scrollY")
+    page.keyboard.press("Enter")
+    shown_map(page, "L2H3")
+    assert page.evaluate("scrollY") == before
+    cell(page, "L3H4").tap()
+    shown_map(page, "L3H4")
+    expect(view(page).locator("h2")).to_be_in_viewport()
 
 
 def test_nothing_moves_once_it_is_there(open_page: OpenPage) -> None:

@@ -406,3 +406,31 @@ def test_a_question_takes_less_than_a_tenth_of_a_second(server: Server) -> None:
             parts = re.findall(r"dur=([\d.]+)", answer.headers["Server-Timing"])
             times.append(sum(map(float, parts)))
         assert statistics.median(times) < 100
+
+
+def test_the_list_and_the_sizes_have_each_their_own_status(server: Server, open_page: OpenPage) -> None:
+    page = open_page(f"http://127.0.0.1:{server.port}/static/icon.svg")
+    held: list[Any] = []
+    page.route("**/v1/kv-cache", lambda route: held.append(route))
+    page.goto(f"http://127.0.0.1:{server.port}/#tab=kv&models=llama-2-7b")
+    expect(page.locator("#kv .main > .status")).to_have_text("Asking …")  # though the list is there
+    expect(page.locator("#kv .answers")).to_have_attribute("aria-busy", "true")
+    expect(page.get_by_role("listbox", name="Models")).to_have_attribute("aria-busy", "false")
+    for route in held:
+        route.continue_()
+    expect(row(page, LLAMA)).to_be_visible()
+    expect(page.locator("#kv .main > .status")).to_have_text("")
+
+
+def test_a_config_beside_eight_models_says_which_is_left_out(server: Server, open_tab: OpenPage) -> None:
+    ids = [one["id"] for one in server.get("/v1/kv-cache/models").json["models"]][:8]
+    page = open_tab(f"&models={','.join(ids)}")
+    count = page.locator("#kv .picker > .hint")
+    expect(count).to_contain_text("8 picked. No more than 8 at once.")
+    paste(page, json.dumps(CONFIG))
+    expect(row(page, "your config")).to_be_visible()
+    expect(count).to_contain_text(f"8 picked, and your config. No more than 8 at once: left out is {ids[7]}.")
+    expect(row(page, ids[7])).to_have_count(0)
+    page.get_by_role("button", name=f"Remove {ids[0]}").click()
+    expect(count).to_contain_text("7 picked, and your config. No more than 8 at once.")
+    expect(row(page, ids[7])).to_be_visible()

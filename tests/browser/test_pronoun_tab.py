@@ -435,9 +435,9 @@ def test_a_head_leads_to_its_map(open_page: Any) -> None:
 def test_a_text_that_was_edited_in_another_tab_keeps_its_marks(open_page: Any) -> None:
     page = open_page(link(text=ARTICLE, pronoun="31-33", candidates="4-7,19-22", gold=1))
     answered(page)
-    page.get_by_role("tab", name="KV cache").click()
-    now = "Now the cat sat on the mat because it was tired."
-    page.evaluate("text => import('./static/state.js').then(state => state.set({text}))", now)
+    page.get_by_role("tab", name="Attention").click()
+    page.get_by_label("Text", exact=True).fill("Now the cat sat on the mat because it was tired.")
+    page.get_by_role("button", name="Look").click()
     page.get_by_role("tab", name="Pronouns").click()
     expect(word(page, "mat")).to_have_accessible_name("mat, candidate B")
     assert {name: shared(page)[name] for name in ("pronoun", "candidates", "gold")} == {
@@ -445,6 +445,53 @@ def test_a_text_that_was_edited_in_another_tab_keeps_its_marks(open_page: Any) -
         "candidates": "8-11,23-26",
         "gold": "1",
     }
+    answered(page)
+
+
+def test_a_second_link_has_its_own_marks_at_the_same_places_too(open_page: Any) -> None:
+    marks = {"pronoun": "31-33", "candidates": "4-7,19-22"}
+    page = open_page(link(text=ARTICLE, **marks))
+    answered(page)
+    page.evaluate("link => { location.hash = link; }", link(text=ARTICLE.replace("cat", "dog"), **marks))
+    expect(word(page, "dog")).to_have_accessible_name("dog, candidate A")
+    expect(word(page, "mat")).to_have_accessible_name("mat, candidate B")
+    assert {name: shared(page)[name] for name in marks} == marks
+    answered(page)
+
+
+def test_a_pause_in_typing_asks_once(open_page: Any) -> None:
+    page = open_page(link())
+    answered(page)
+    expectation_told(page)
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request))
+    page.locator("#pronoun").get_by_label("Sentence").fill(f"Yesterday {ARTICLE}")
+    expect(page).to_have_url(re.compile("Yesterday"))
+    answered(page)
+    expectation_told(page)
+    bodies = [one.post_data_json for one in asked if one.url.endswith("/v1/coreference")]
+    assert [body.get("method", "attention") for body in bodies] == ["attention", "substitution"]
+
+
+def test_what_is_typed_outlasts_another_option(open_page: Any) -> None:
+    page = open_page(link())
+    answered(page)
+    page.locator("#pronoun .options summary").click()
+    field, query = (
+        page.locator("#pronoun").get_by_label("Sentence"),
+        page.get_by_role("combobox", name="query"),
+    )
+    field.fill(f"Yesterday {ARTICLE}")
+    query.select_option("first")
+    expect(field).to_have_value(f"Yesterday {ARTICLE}")
+    assert "Yesterday" in shared(page)["text"]
+    assert shared(page)["candidates"] == "14-17,29-32"
+    field.fill("")
+    expect(page.locator("#pronoun .result")).to_be_hidden()
+    query.select_option("mean")
+    expect(field).to_have_value("")
+    page.locator("#pronoun").get_by_label("Example").select_option(label="cat and mat")
+    expect(field).to_have_value(ARTICLE)
     answered(page)
 
 

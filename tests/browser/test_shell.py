@@ -118,7 +118,7 @@ def test_a_key_is_asked_for_and_below_a_prefix_everything_is_found(
             page.get_by_role("tab", name=name).click()
             expect(page.get_by_role("tabpanel", name=name)).not_to_be_empty()
         expected = at(guarded, path)
-        assert {url for _, url in loaded if not url.startswith(expected)} == set()
+        assert {url for _, url in loaded if not url.startswith((expected, "blob:"))} == set()
         assert {status for status, _ in loaded} <= {200, 304, 401}
 
 
@@ -166,6 +166,23 @@ def test_loading_is_told_and_waited_out_and_an_unreachable_service_is_told(
         page.route("**/kv.js", lambda route: route.fulfill(body=back, content_type="text/javascript"))
         page.keyboard.press("Enter")
         expect(panel).to_have_text("It is back.")
+
+
+def test_a_question_that_is_given_up_while_it_waits_ends_at_once(
+    guarded: Server, open_page: OpenPage
+) -> None:
+    page = open_page(at(guarded))
+    page.route(
+        "**/v1/busy", lambda route: route.fulfill(status=503, headers={"Retry-After": "3600"}, body="{}")
+    )
+    ended = page.evaluate(
+        """async () => {
+          const {ask} = await import("./static/api.js"), given = new AbortController();
+          const waiting = () => given.abort();
+          return ask("v1/busy", {signal: given.signal, waiting}).catch(error => error.name);
+        }"""
+    )
+    assert ended == "AbortError"
 
 
 def test_the_text_is_in_no_address_that_is_asked_for_and_not_in_the_log(
