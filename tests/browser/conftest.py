@@ -1,4 +1,4 @@
-"""A real browser for pages: from disk and in an iframe with no network, and from a real service."""
+"""A real browser for pages: from disk with no network, and from a real service."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Tab:
-    """A tab that shows pages, itself or in an iframe, and the files it has asked for."""
+    """A tab that shows pages from disk, itself or in an iframe, and the files it has asked for."""
 
     page: Any
     folder: Path
-    framed: bool
+    framed: bool = False
     names: list[str] = field(default_factory=list)
 
     def show(self, html: bytes, fragment: str = "") -> Any:
@@ -66,18 +66,23 @@ class Tab:
         return (["frame.html"] if self.framed else []) + ["page.html"]
 
 
-@pytest.fixture(params=["from disk", "in an iframe"])
+@pytest.fixture
 def tab(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """No complaint on its console is let through."""
+    """No complaint on its console and no request but for the page is let through; see `BOTH_WAYS`."""
     page = browser.new_page(viewport={"width": 420, "height": 640})
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    opened = Tab(page, tmp_path, request.param == "in an iframe")
+    opened = Tab(page, tmp_path, getattr(request, "param", "from disk") == "in an iframe")
     page.on("request", lambda request: opened.names.append(request.url.rsplit("/", 1)[1].split("#")[0]))
     yield opened
     page.close()
     assert complaints == []
+    assert list(dict.fromkeys(opened.names)) == opened.expected
+
+
+# For what an iframe may change: where a page reads its data and its fragment from, and its size
+BOTH_WAYS = pytest.mark.parametrize("tab", ["from disk", "in an iframe"], indirect=True)
 
 
 @pytest.fixture(scope="session")
