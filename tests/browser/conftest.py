@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+from flask import Flask
+from werkzeug.serving import make_server
 
 from service.settings import Settings
 from service.weights import ModelFiles
@@ -91,6 +95,20 @@ def service(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iter
     cached = Settings.model_fields["result_cache_bytes"].default  # as a user has it
     with serving(tmp_path_factory.mktemp("service"), result_cache_bytes=cached) as server:
         yield f"http://127.0.0.1:{server.port}/"
+
+
+@contextlib.contextmanager
+def served(app: Flask) -> Iterator[str]:
+    """Serves an app from a thread of this process, where no gunicorn matters; its address, without a slash."""
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 OpenPage = Callable[..., Any]
