@@ -18,6 +18,7 @@ from werkzeug.serving import make_server
 
 from service.settings import Settings
 from service.weights import ModelFiles
+from tests.conftest import without
 from tests.serving import serving
 
 # Chromium's own line for an answer that the page shows as a problem; of a file that is not there it is a fault
@@ -39,7 +40,7 @@ def browser() -> Iterator[Any]:
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
     ]
     if not found:
-        pytest.skip("no chromium: apt-get install chromium")
+        without("no chromium: apt-get install chromium")
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=found[0], args=["--no-sandbox"])
         yield chromium
