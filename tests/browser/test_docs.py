@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +10,12 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from flask import Flask
-from werkzeug.serving import make_server
 
 from attention_core.capture import AttentionReader
 from service.model import LoadedModel
 from service.openapi import document
 from service.schemas.common import SENTENCE
+from tests.browser.conftest import served
 from tests.conftest import MakeApp
 from tests.tiny import tiny_backbone, tiny_model
 
@@ -85,21 +84,15 @@ def docs(
 ) -> Iterator[Docs]:
     """Of an app with the parameter's settings; no complaint on the console is let through."""
     app: Flask = make_app(lambda: qwen, signing_key="s" * 32, **getattr(request, "param", {}))
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
-    opened, complaints = Docs(page, address), []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: opened.requests.append(request))
-    page.route(lambda url: not url.startswith((address, "blob:", "data:")), lambda route: route.abort())
-    yield opened
-    page.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(app) as address:
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        opened, complaints = Docs(page, address), []
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: opened.requests.append(request))
+        page.route(lambda url: not url.startswith((address, "blob:", "data:")), lambda route: route.abort())
+        yield opened
+        page.close()
     foreign = [one.url for one in opened.requests if not one.url.startswith((address, "blob:", "data:"))]
     assert foreign == []
     refused = [one for one in complaints if one.startswith("Failed to load resource")]

@@ -14,7 +14,8 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from tests.serving import serving_stub
+from tests.browser.conftest import served
+from tests.conftest import MakeApp
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -23,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = "The cat sat on the mat because it was tired."
 QUERY = urlencode({"text": TEXT, "layer": 5, "head": 5})
 TINY = urlencode({"text": "the cat sat, it is", "layer": 1, "head": 2})
-SIGNING = "signing-key-0123456789-0123456789"
+KEY, SIGNING = "key-0123456789-key", "signing-key-0123456789-0123456789"
 PORT = "http://127.0.0.1:8000"  # that the examples name
 
 
@@ -105,8 +106,10 @@ def test_a_page_of_another_origin_shows_it_and_learns_its_height(
     assert page.evaluate("heights.at(-1)[1]") == height  # it does not grow with its frame
 
 
-@pytest.mark.parametrize("theme", ["light", "dark", "auto"])
-@pytest.mark.parametrize("view", ["arcs", "map", "both"])
+@pytest.mark.parametrize(
+    ("theme", "view"),
+    [("light", "both"), ("dark", "both"), ("auto", "both"), ("light", "arcs"), ("dark", "map")],
+)
 def test_theme_and_view_are_as_asked_whatever_the_system_prefers(
     service: str, look: Callable[..., Any], no_violations: Callable[[Any], None], theme: str, view: str
 ) -> None:
@@ -123,15 +126,14 @@ def test_theme_and_view_are_as_asked_whatever_the_system_prefers(
 
 
 def test_the_browser_refuses_the_frame_where_the_setting_says_so(
-    dashboard: tuple[Path, str], look: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+    dashboard: tuple[Path, str], look: Callable[..., Any], make_app: MakeApp
 ) -> None:
     folder, address = dashboard
-    shown = {address: True, f"'self',{address}": True, "*": True, "'none'": False, "https://a.example": False}
-    for ancestors, allowed in shown.items():
-        with serving_stub(tmp_path_factory.mktemp("framed"), frame_ancestors=ancestors) as server:
+    for ancestors, allowed in ((f"'self',{address}", True), ("https://a.example", False)):
+        with served(make_app(frame_ancestors=ancestors)) as service:
             for path in ("embed/attention", "v1/attention.html"):
-                framing(folder, f"http://127.0.0.1:{server.port}/{path}?{TINY}")
-                page = look(f"{address}/", f"http://127.0.0.1:{server.port}")
+                framing(folder, f"{service}/{path}?{TINY}")
+                page = look(f"{address}/", service)
                 if allowed:
                     expect(page.frame_locator("iframe").locator("#name")).to_have_text("L1H2")
                 else:
@@ -142,26 +144,28 @@ def test_the_browser_refuses_the_frame_where_the_setting_says_so(
 
 
 def test_a_signed_link_shows_it_without_a_key_below_a_prefix(
-    dashboard: tuple[Path, str], look: Callable[..., Any], tmp_path: Path
+    dashboard: tuple[Path, str], look: Callable[..., Any], make_app: MakeApp
 ) -> None:
     folder, address = dashboard
-    settings = {"api_keys": "key-0123456789-key", "signing_key": SIGNING, "root_path": "/look"}
-    with serving_stub(tmp_path, **settings) as server:
-        asked = server.post("/v1/links", {"path": f"/embed/attention?{TINY}"}, X_API_Key=settings["api_keys"])
-        assert server.get(f"/embed/attention?{TINY}").status == 401
-        for url in (asked.json["url"], asked.json["url"].removeprefix("/look")):
-            framing(folder, f"http://127.0.0.1:{server.port}{url}")
-            page = look(f"{address}/", f"http://127.0.0.1:{server.port}")
+    app = make_app(api_keys=KEY, signing_key=SIGNING, root_path="/look")
+    client = app.test_client()
+    assert client.get(f"/embed/attention?{TINY}").status_code == 401
+    path = {"path": f"/embed/attention?{TINY}"}
+    url = client.post("/v1/links", json=path, headers={"X-API-Key": KEY}).get_json()["url"]
+    with served(app) as service:
+        for asked in (url, url.removeprefix("/look")):
+            framing(folder, f"{service}{asked}")
+            page = look(f"{address}/", service)
             expect(page.frame_locator("iframe").locator("#name")).to_have_text("L1H2")
             page.close()
 
 
 def test_the_page_works_below_a_prefix_whether_or_not_a_proxy_passes_it_on(
-    look: Callable[..., Any], tmp_path: Path
+    look: Callable[..., Any], make_app: MakeApp
 ) -> None:
-    with serving_stub(tmp_path, root_path="/look/inside") as server:
+    with served(make_app(root_path="/look/inside")) as service:
         for path in ("/look/inside", "/look/inside/", "/"):
-            page = look(f"http://127.0.0.1:{server.port}{path}")
+            page = look(f"{service}{path}")
             expect(page.locator("#model")).to_contain_text("tiny")
             assert urlsplit(page.url).path == ("/" if path == "/" else "/look/inside/")
             asked = page.evaluate(

@@ -1,18 +1,18 @@
-"""The page of an evaluation, in a real browser, from disk and in an iframe, with no network."""
+"""The page of an evaluation, in a real browser, from disk, with no network."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from service.formats.page import evaluation_page
-from tests.browser.conftest import Tab
+from tests.browser.conftest import BOTH_WAYS, Tab
 from tests.service.test_coreference import ITEM, ITEMS, LATER, lines
 from tests.service.test_negotiation import ok
 from tests.tiny import HEADS, LAYERS
@@ -45,10 +45,9 @@ def ask(client: FlaskClient) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 @pytest.fixture
-def view(tab: Tab) -> Iterator[Open]:
-    """Opens an answer's page; no request but for the files is let through."""
-    yield lambda answer, fragment="": tab.show(evaluation_page(answer), fragment)
-    assert list(dict.fromkeys(tab.names)) == tab.expected
+def view(tab: Tab) -> Open:
+    """Opens an answer's page."""
+    return lambda answer, fragment="": tab.show(evaluation_page(answer), fragment)
 
 
 def text_of(view: Any, where: str) -> str:
@@ -221,6 +220,7 @@ def test_the_noun_and_its_place_are_told_apart(ask: Open, view: Open) -> None:
     assert f"first noun on {100 * best['picks_first_rate']:.0f} % of them" in text_of(page, "#places-about")
 
 
+@BOTH_WAYS
 def test_pointing_at_a_head_reads_out_what_the_answer_holds(ask: Open, view: Open) -> None:
     answer = ask(HALVES)
     page = view(answer)
@@ -326,6 +326,7 @@ def test_the_list_has_the_numbers_of_the_answer(body: dict[str, Any], ask: Open,
     assert cell(page, last["layer"], last["head"]).get_attribute("aria-selected") == "true"
 
 
+@BOTH_WAYS
 def test_an_address_can_name_a_head(ask: Open, view: Open) -> None:
     assert text_of(view(ask(WHOLE), "#L2H7"), "#headline").startswith("Layer 2, head 7 ·")
     assert text_of(view(ask(WHOLE), "#L99H7"), "#headline").startswith("Layer ")
@@ -437,6 +438,7 @@ def test_text_of_others_stays_text_and_hides_nothing(ask: Open, view: Open) -> N
     assert "</script><b>U+202E" in text_of(page, "#skipped")
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("method", ["attention", "substitution"])
 def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(method: str, ask: Open, view: Open) -> None:
     page = view(ask({"items": MANY, "method": method}))

@@ -1,4 +1,4 @@
-"""The page of head scores, in a real browser, from disk and in an iframe, with no network."""
+"""The page of head scores, in a real browser, from disk, with no network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from attention_core.heads import LABELS
 from service.formats.head_grid import LABEL_COLORS, UNITS
 from service.formats.page import heads_page
 from service.formats.views import visible
-from tests.browser.conftest import Tab
+from tests.browser.conftest import BOTH_WAYS, Tab
 
 TEXT = "the cat sat, the mat: the cat"
 # Low enough that the random weights of the tiny model give labels, several to some heads
@@ -40,10 +40,9 @@ def ask(client: FlaskClient) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def view(tab: Tab) -> Iterator[Open]:
-    """Opens an answer's page; no request but for the files is let through."""
-    yield lambda answer, fragment="": tab.show(heads_page(answer), fragment)
-    assert tab.names == tab.expected
+def view(tab: Tab) -> Open:
+    """Opens an answer's page."""
+    return lambda answer, fragment="": tab.show(heads_page(answer), fragment)
 
 
 def cell(view: Any, layer: int, head: int) -> Any:
@@ -84,6 +83,7 @@ def test_the_grid_has_the_true_numbers_of_layers_and_heads(ask: Open, view: Open
     assert page.locator("#cells td").count() == 6
 
 
+@BOTH_WAYS
 def test_pointing_at_a_head_reads_out_the_numbers_of_the_answer(ask: Open, view: Open) -> None:
     answer = ask(text=TEXT, thresholds=THRESHOLDS)
     page = view(answer)
@@ -231,6 +231,7 @@ def test_the_strongest_heads_of_a_label_are_a_click_away(ask: Open, view: Open) 
     assert cell(page, layer, head).get_attribute("aria-selected") == "true"
 
 
+@BOTH_WAYS
 def test_an_address_can_name_a_head(ask: Open, view: Open) -> None:
     assert headline(view(ask(text=TEXT), "#L2H7")) == "Layer 2, head 7"
 
@@ -363,6 +364,7 @@ def test_numbers_that_are_no_shares_name_their_unit(ask: Open, view: Open) -> No
         assert end.endswith(f" {UNITS[name]}") if UNITS[name] else end == "1"
 
 
+@BOTH_WAYS
 def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(ask: Open, view: Open) -> None:
     page = view(ask(texts=[TEXT, "the cat"], probe="repeat", draws=2))
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")

@@ -212,7 +212,7 @@ def test_it_is_accessible(open_page: OpenPage, no_violations: Any, scheme: str, 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_long_text_has_two_columns_and_pointing_stays_quick(open_page: OpenPage, service: str) -> None:
+def test_a_long_text_has_two_columns_and_pointing_touches_few_nodes(open_page: OpenPage) -> None:
     words = LONG + "one " * (512 - 4 * 40)
     page = open_page(f"v1/attention.html?{urlencode({'text': words, 'layer': 5, 'head': 5, 'top_k': 64})}")
     count = page.locator(".tokens button").count()
@@ -221,10 +221,14 @@ def test_a_long_text_has_two_columns_and_pointing_stays_quick(open_page: OpenPag
     assert page.locator("main *").count() < 4 * count  # not one for every cell
     token(page, 100).hover()
     expect(page.locator(".readout > b")).to_have_text("one")
-    milliseconds = page.evaluate(
+    touched = page.evaluate(  # not how long it takes, which a busy machine has a say in
         "async () => { const all = [], [...buttons] = document.querySelectorAll('.tokens button');"
-        " for (const one of buttons.slice(-40)) { const began = performance.now();"
-        " one.dispatchEvent(new PointerEvent('pointerover', {bubbles: true})); document.body.offsetHeight;"
-        " all.push(performance.now() - began); } return all.sort((a, b) => a - b)[20]; }"
+        " const watch = new MutationObserver(() => {});"
+        " watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});"
+        " for (const one of buttons.slice(-40)) {"
+        " one.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));"
+        " all.push(watch.takeRecords().reduce((sum, {type, addedNodes, removedNodes}) =>"
+        " sum + (type === 'childList' ? addedNodes.length + removedNodes.length : 1), 0)); }"
+        " return all; }"
     )
-    assert milliseconds < 100  # the median of 40; about 5 on a free machine
+    assert 0 < min(touched) <= max(touched) < count

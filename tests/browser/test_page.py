@@ -1,16 +1,14 @@
-"""The page, in a real browser, from disk and in an iframe, with no network."""
+"""The page, in a real browser, from disk, with no network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from service.formats.page import page
-from tests.browser.conftest import Tab
+from tests.browser.conftest import BOTH_WAYS, Tab
 
 TOKENS = ["The", "<b>", "\n", "it"]
 WEIGHTS = np.array(
@@ -40,23 +38,10 @@ def answer() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=["from disk", "in an iframe"])
-def view(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page's frame; no complaint on the console and no request but for the files is let through."""
-    (tmp_path / "page.html").write_bytes(page(answer()))
-    (tmp_path / "frame.html").write_text("<iframe src='page.html' width=400 height=600></iframe>")
-    tab = browser.new_page(viewport={"width": 420, "height": 640})
-    complaints: list[str] = []
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    requests: list[str] = []
-    tab.on("request", lambda request: requests.append(request.url))
-    framed = request.param == "in an iframe"
-    tab.goto((tmp_path / ("frame.html" if framed else "page.html")).as_uri())
-    yield tab.frames[-1]
-    tab.close()
-    assert complaints == []
-    assert [url.rsplit("/", 1)[1] for url in requests] == (["frame.html"] if framed else []) + ["page.html"]
+@pytest.fixture
+def view(tab: Tab) -> Any:
+    """The frame of the answer's page."""
+    return tab.show(page(answer()))
 
 
 def readout(view: Any) -> dict[str, str]:
@@ -71,6 +56,7 @@ def token(view: Any, index: int) -> Any:
     return view.locator(".tokens button").nth(index)
 
 
+@BOTH_WAYS
 def test_pointing_at_a_token_shows_the_weights_of_its_row(view: Any) -> None:
     assert view.locator(".tokens button").all_inner_texts() == ["The", "<b>", "↵", "it"]
     token(view, 3).hover()
@@ -89,6 +75,7 @@ def test_another_head_and_the_other_direction_can_be_chosen(view: Any) -> None:
     assert readout(view) == {"The 0": "1", "↵ 2": "0.75", "it 3": "0.625", "<b> 1": "0.5"}
 
 
+@BOTH_WAYS
 def test_it_works_with_the_keyboard_alone(view: Any) -> None:
     token(view, 0).focus()
     for key in ("End", "ArrowLeft"):
@@ -142,6 +129,7 @@ def test_other_texts_can_be_chosen_and_a_skipped_one_says_why(view: Any) -> None
     assert "not asked for" in view.locator(".readout").inner_text()
 
 
+@BOTH_WAYS
 def test_it_fits_a_narrow_frame_and_follows_the_colour_scheme(view: Any) -> None:
     assert view.evaluate("document.documentElement.scrollWidth <= innerWidth")
     paper = "() => getComputedStyle(document.body).backgroundColor"

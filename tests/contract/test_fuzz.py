@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hypothesis
@@ -19,9 +19,11 @@ import schemathesis
 import torch
 from pydantic import SecretStr
 from schemathesis import Case, GenerationMode
+from schemathesis.checks import load_all_checks
 from schemathesis.config import SchemathesisConfig
 from schemathesis.core import NOT_SET
 from schemathesis.core.transport import Response
+from schemathesis.pytest.lazy import get_all_tests
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from service.app import create_app
@@ -65,40 +67,48 @@ def load() -> LoadedModel:
     return tiny_model()
 
 
-settings = Settings(signing_key=SecretStr("k" * 32))
-engine = Engine(load, settings)  # started when the tests begin
-schema = schemathesis.openapi.from_wsgi(
-    "/openapi.json",
-    create_app(settings, engine),
-    config=SchemathesisConfig.from_dict(
-        {
-            "generation": {"deterministic": True, "max-examples": GENERATED},
-            # a list beyond all measure is invalid, and what says so is 413
-            "checks": {"negative_data_rejection": {"expected-statuses": [400, 404, 405, 406, 413, 415, 422]}},
-        }
-    ),
-)
-schema.location = None  # else its own path is left out
+OPERATIONS = [
+    f"{method.upper()} {path}" for path, methods in document()["paths"].items() for method in methods
+]
 asked: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[None]:
-    engine.start()
+@pytest.fixture(scope="module")
+def checks() -> Iterator[dict[str, Callable[[], None]]]:
+    """{operation: asks all of it}, built when the first begins: so much takes long, and collecting should not."""
+    settings = Settings(signing_key=SecretStr("k" * 32))
+    engine = Engine(load, settings).start()
     wait_until(lambda: engine.state == "ready")
+    schema = schemathesis.openapi.from_wsgi(
+        "/openapi.json",
+        create_app(settings, engine),
+        config=SchemathesisConfig.from_dict(
+            {
+                "generation": {"deterministic": True, "max-examples": GENERATED},
+                # a list beyond all measure is invalid, and what says so is 413
+                "checks": {
+                    "negative_data_rejection": {"expected-statuses": [400, 404, 405, 406, 413, 415, 422]}
+                },
+            }
+        ),
+    )
+    schema.location = None  # else its own path is left out
+    load_all_checks()
+    built = (
+        one.ok() for one in get_all_tests(schema=schema, test_func=check, settings=None, given_kwargs=None)
+    )
     logging.disable(logging.INFO)
-    yield
+    yield {operation.label: test for operation, test in built}
     logging.disable(logging.NOTSET)
     engine.close()
 
 
-@schema.parametrize()
 @hypothesis.settings(
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
 )
-def test_every_answer_is_what_the_contract_says(case: Case) -> None:
+def check(case: Case) -> None:
     valid = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
     if valid:
         give_meaning(case)
@@ -109,6 +119,13 @@ def test_every_answer_is_what_the_contract_says(case: Case) -> None:
     of["valid and answered"] += valid and response.status_code == 200
     unsayable = valid and is_beyond_a_schema(response, case)
     case.validate_response(response, excluded_checks=[positive_data_acceptance] if unsayable else [])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_answer_is_what_the_contract_says(
+    operation: str, checks: dict[str, Callable[[], None]]
+) -> None:
+    checks[operation]()
 
 
 def test_every_operation_was_asked_much_and_answered_something() -> None:

@@ -1,9 +1,10 @@
-"""The tables of README and docs/ are what the code says."""
+"""The tables of README and docs/ are what the code says, and where documents lead is there."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,55 @@ def test_the_citation_names_this_version_and_licence_and_every_paper_a_score_com
     }
     assert len(named) >= 6
     assert named <= papers
+
+
+# --- links ---
+
+ROOT = README.parent
+PROSE = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")]
+PROSE += sorted(ROOT.glob("docs/*.md"))
+PROSE += [ROOT / folder / "README.md" for folder in ("examples", "deploy", "benchmarks")]
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Of a document's headings, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    for heading in re.findall(r"^#+ +(.+)$", without_blocks(text), re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        found[re.sub(r"[^\w\- ]", "", words).replace(" ", "-")] += 1
+    return {f"{name}-{i}" if i else name for name, count in found.items() for i in range(count)}
+
+
+def links(text: str) -> list[str]:
+    """Where the links and images of a document lead that name no host."""
+    prose = re.sub(r"`[^`\n]*`", "code", without_blocks(text))
+    found = re.findall(r"\]\(([^)\s]+)|^\[[^\]]+\]: *(\S+)|(?:src|href)=\"([^\"]+)\"", prose, re.MULTILINE)
+    return [target for target in map("".join, found) if not re.match(r"[a-z]+:", target)]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_and_image_leads_to_a_file_or_a_heading(path: Path) -> None:
+    lost = []
+    for target in links(path.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+            lost.append(target)
+    assert lost == []
+
+
+def test_links_are_found_and_anchors_are_as_they_are_made_of_headings() -> None:
+    text = "# One `two`: 3 × 4\n## [A](b) & `c`\n## Twice\n```\n# none\n[n](n)\n```\n## Twice\n"
+    assert anchors(text) == {"one-two-3--4", "a--c", "twice", "twice-1"}
+    text += '![c](d.png "e") [`f`](f#g) `[h](h)` [i](https://i.example)\n<img src="j">\n\n[k]: k.md\n'
+    assert links(text) == ["b", "d.png", "f#g", "j", "k.md"]
+
+
+def test_every_example_is_named_where_examples_are_listed() -> None:
+    text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()} - {"README.md"}
+    assert {name for name in files if f"`{name}`" not in text} == set()

@@ -636,6 +636,7 @@ def test_only_what_is_meant_to_be_embedded_can_be(client: FlaskClient, path: str
         ("'none'", "same-origin"),
         ("'self'", "same-origin"),
         (PAGE, "cross-origin"),
+        ("https://a.example", "cross-origin"),
         (f"'self',{PAGE},http://localhost:3000", "cross-origin"),
     ],
 )
@@ -652,10 +653,12 @@ def test_html_answers_say_who_may_frame_them(make_app: MakeApp, ancestors: str, 
         assert client.get(path).headers["Content-Security-Policy"].endswith("; frame-ancestors 'none'")
 
 
-def test_all_may_frame_html_answers_where_nothing_is_set(client: FlaskClient) -> None:
-    answer = client.get("/embed/attention?text=the cat")
-    assert "frame-ancestors" not in answer.headers["Content-Security-Policy"]
-    assert answer.headers["Cross-Origin-Resource-Policy"] == "cross-origin"
+@pytest.mark.parametrize("settings", [{}, {"frame_ancestors": "*"}])
+def test_all_may_frame_html_answers_where_nothing_is_set(make_app: MakeApp, settings: dict[str, str]) -> None:
+    for path in ("/embed/attention", "/v1/attention.html"):
+        answer = make_app(**settings).test_client().get(f"{path}?text=the cat")
+        assert "frame-ancestors" not in answer.headers["Content-Security-Policy"]
+        assert answer.headers["Cross-Origin-Resource-Policy"] == "cross-origin"
 
 
 def test_a_problems_page_runs_and_loads_nothing(client: FlaskClient) -> None:
