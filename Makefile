@@ -11,6 +11,11 @@ export REQUIRE_ALL ?= $(if $(CI),1)
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing packages into $(VENV): two or three minutes, once"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-for-tests: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
@@ -21,10 +26,10 @@ run: $(VENV)/installed  ## fetch weights once, then serve on http://127.0.0.1:80
 weights: $(VENV)/installed  ## the weights that the tests and the README's examples name
 	ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/attention-service fetch-weights
 
-test: $(VENV)/installed weights  ## every test, on real weights
+test: $(VENV)/installed-for-tests weights  ## every test, on real weights
 	GOMP_SPINCOUNT=1000 ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
 
-check: $(VENV)/installed  ## lint, format, types, known vulnerabilities of what is pinned
+check: $(VENV)/installed-for-tests  ## lint, format, types, known vulnerabilities of what is pinned
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
