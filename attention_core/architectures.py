@@ -45,19 +45,20 @@ def check_architecture(model: PreTrainedModel) -> None:
 
 
 def _looks_ahead(config: Any, backbone: Any) -> bool:
-    # The config changes the mask but not what modules say; BERT says it in its modules only
+    # The config changes the mask but not what modules say; BERT says it in its modules only. None is no True either
     return (
-        getattr(config, "is_causal", True) is False
+        not getattr(config, "is_causal", True)
         or bool(getattr(config, "use_bidirectional_attention", False))
-        or any(getattr(module, "is_causal", True) is False for module in backbone.modules())
+        or any(not getattr(module, "is_causal", True) for module in backbone.modules())
     )
 
 
 def _has_windows(config: Any, backbone: Any) -> bool:
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None) is not None:
+    # What a config's class knows nothing of says nothing: Mistral has its window whatever `use_sliding_window` is
+    used = getattr(config, "use_sliding_window", True) or not hasattr(type(config), "use_sliding_window")
+    if used and getattr(config, "sliding_window", None) is not None:
         return True
-    kinds = getattr(config, "layer_types", None) or ()
-    return any("sliding" in kind or "chunked" in kind for kind in kinds)
+    return any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
 
 
 def _has_alibi(config: Any, backbone: Any) -> bool:
@@ -67,10 +68,11 @@ def _has_alibi(config: Any, backbone: Any) -> bool:
 
 
 def _turns_by_length(config: Any, backbone: Any) -> bool:
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = getattr(config, "rope_parameters", None)
+    rope = rope if isinstance(rope, dict) else {}
     by_kind_of_layer = [part for part in rope.values() if isinstance(part, dict)]
     kinds = [part.get("rope_type") or "default" for part in (rope, *by_kind_of_layer)]
-    return any("dynamic" in kind or kind == "longrope" for kind in kinds)
+    return any("dynamic" in str(kind) or kind == "longrope" for kind in kinds)
 
 
 # What stands in an error's sentence, and whether a config and its backbone have it
@@ -79,7 +81,7 @@ _TRAITS: dict[str, Callable[[Any, Any], bool]] = {
         config.is_encoder_decoder or getattr(config, "add_cross_attention", False)
     ),
     "attention in both directions": _looks_ahead,
-    "sliding windows or chunks (sliding_window, layer_types)": _has_windows,
+    "sliding windows or chunks, or layers without attention (sliding_window, layer_types)": _has_windows,
     "soft-capped scores (attn_logit_softcapping)": lambda config, _: (
         getattr(config, "attn_logit_softcapping", None) is not None
     ),

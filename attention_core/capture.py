@@ -129,9 +129,8 @@ class AttentionReader:
         device = self.backbone.device
         for texts in batches([len(ids) for ids in sequences], max_padded_tokens):
             longest = max(len(sequences[text]) for text in texts)
-            ids = torch.zeros(
-                len(texts), longest, dtype=torch.long
-            )  # [text, token]; any id will do as padding
+            # [text, token]; any id will do as padding
+            ids = torch.zeros(len(texts), longest, dtype=torch.long)
             for place, text in enumerate(texts):
                 ids[place, : len(sequences[text])] = torch.as_tensor(sequences[text])
             of_batch = [rows[text] for text in texts]
@@ -189,6 +188,8 @@ def _without_padding(
         raise ShapeError("attention_mask", expected=expected, got=lengths)
     cut = []
     for text, (ids, mask) in enumerate(zip(sequences, attention_mask, strict=True)):
+        if any(one not in (0, 1) for one in mask):
+            raise ValueError(f"attention_mask[{text}]: 1 is a token, 0 padding; it holds something else")
         real = [bool(one) for one in mask]
         tokens = sum(real)
         if not all(real[:tokens]):

@@ -158,9 +158,8 @@ class HeadAnswer:
     correct: bool | None
 
 
-Consume = Callable[
-    [int, int, tuple[HeadAnswer, ...]], None
-]  # of a text, a question of it, one layer's answers
+# Of a text, a question of it, one layer's answers
+Consume = Callable[[int, int, tuple[HeadAnswer, ...]], None]
 
 
 def ask(

@@ -185,9 +185,8 @@ def accuracy(correct: int, n: int) -> Accuracy:
         raise ShapeError("correct", expected=f"0..{n}", got=correct)
     if n == 0:
         return Accuracy(0, 0, None, None)
-    low, high = binomtest(correct, n, p=correct / n).proportion_ci(
-        method="wilson"
-    )  # with any p, but fast with this
+    # With any p, but fast with this
+    low, high = binomtest(correct, n, p=correct / n).proportion_ci(method="wilson")
     return Accuracy(correct, n, correct / n, (float(low), float(high)))
 
 

@@ -144,6 +144,7 @@ class PackedLayer(nn.Module):
         if capture is not None:
             refuse_mask(self._layer, attention_mask)
             capture.observe(self._layer, query, key, value, self._scaling, lambda: self._output.weight)
+        # [text, head, token, d]
         attended = scaled_dot_product_attention(
             query,
             key,
@@ -152,7 +153,7 @@ class PackedLayer(nn.Module):
             is_causal=attention_mask is None,
             scale=self._scaling,
             enable_gqa=query.shape[1] != key.shape[1],
-        )  # [text, head, token, d]
+        )
         hidden = self._output.plus(attended.transpose(1, 2).flatten(2), hidden_states)
         flat = hidden.flatten(0, 1)  # [text x token, hidden]
         if len(flat) <= MLP_TOKENS:
@@ -179,10 +180,11 @@ def _normalised(hidden: Tensor, norm: Any) -> Tensor:
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions: each pair (x_i, x_i+d/2) turned by its token's angle. x is [text, token, head, d]."""
     half = x.shape[-1] // 2
+    # [1 or text, token, 1, d/2]; both halves are alike
     cos, sin = (
         cos[:, :, None, :half],
         sin[:, :, None, :half],
-    )  # [1 or text, token, 1, d/2]; both halves are alike
+    )
     first, second = x[..., :half], x[..., half:]
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     torch.mul(first, cos, out=result[..., :half]).addcmul_(second, sin, value=-1)

@@ -77,10 +77,11 @@ def _random_dot_products(d: int, queries: int, keys: int, seed: int) -> Tensor:
     """Dot products of random vectors, [query, key], float64."""
     generator = torch.Generator().manual_seed(seed)
     chunk = min(queries, max(1, _CHUNK_NUMBERS // (keys * d)))
+    # Refilled: fresh memory costs more than the draw
     q, k = (
         torch.empty(chunk, 1, d),
         torch.empty(chunk, keys, d),
-    )  # refilled: fresh memory costs more than the draw
+    )
     parts = []
     for start in range(0, queries, chunk):
         size = min(chunk, queries - start)

@@ -37,9 +37,8 @@ T = TypeVar("T", bound=BaseModel)
 # How a URL says it. Lists are a,b,c; numbers are name:number,name:number; a span is its text, or start..end; heads are
 # L5H5,L8H7, or all; a flag is true or false
 Kind = Literal["text", "flag", "number", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
-Places = Mapping[
-    str, Sequence[str]
-]  # of parameters that are members of a member: where in the body they stand
+# Of parameters that are members of a member: where in the body they stand
+Places = Mapping[str, Sequence[str]]
 NOWHERE_ELSE: Places = MappingProxyType({})
 JSON, NDJSON = "application/json", "application/x-ndjson"
 ALIASES = {"layer": "layers", "head": "heads"}

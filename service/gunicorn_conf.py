@@ -33,15 +33,13 @@ forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
 limit_request_line = _settings.max_url_bytes + AROUND_URL_BYTES
 workers = 1  # one per copy of the weights; scale by replicas
-threads = (
-    _settings.max_in_flight + 4
-)  # the rest serves health, contract and arithmetic while the model is busy
+# The rest serves health, contract and arithmetic while the model is busy
+threads = _settings.max_in_flight + 4
 preload_app = False  # the model must be loaded after the fork
 control_socket_disable = True
 timeout = 60  # heartbeat of the worker, not of a request
-graceful_timeout = (
-    int(_settings.deadline_seconds) + 10
-)  # longer than any deadline but an evaluation's, which it cuts off
+# Longer than any deadline but an evaluation's, which it cuts off
+graceful_timeout = int(_settings.deadline_seconds) + 10
 keepalive = 75  # longer than a proxy's, else sporadic 502
 max_requests = 0  # a restart would load the model again
 if Path("/dev/shm").is_dir():
@@ -72,9 +70,8 @@ def on_starting(server: Any) -> None:
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (max(soft, enough), hard)
-    )  # connections, and fonts for each thread
+    # Connections, and fonts for each thread
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, enough), hard))
     if folder := os.environ.get(MULTIPROC_DIR):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file in Path(folder).glob("*.db"):

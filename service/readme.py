@@ -55,9 +55,8 @@ def _errors() -> list[str]:
 def _metrics() -> list[str]:
     metrics, rows = Metrics(), []
     for family in metrics.registry.collect():
-        name = family.name + (
-            "_total" if family.type == "counter" else ""
-        )  # which a family's name goes without
+        # Which a family's name goes without
+        name = family.name + ("_total" if family.type == "counter" else "")
         if name in metrics.labels:  # and not of the process
             labels = ", ".join(f"`{label}`" for label in metrics.labels[name])
             rows.append((f"`{name}`", family.type, labels, family.documentation))

@@ -128,6 +128,19 @@ def policies(media_type: str) -> dict[str, str]:
     }
 
 
+def framing(policy: str, ancestors: Sequence[str]) -> dict[str, str]:
+    """Who may hold an HTML answer in a frame: `ancestors`, but of a policy that says itself that nobody may.
+
+    Where all may, nothing is said: `*` would leave out pages from disk.
+    """
+    who = ("'none'",) if "frame-ancestors" in policy else tuple(ancestors)
+    said = "frame-ancestors" in policy or who == ("*",)
+    return {
+        "Content-Security-Policy": policy if said else f"{policy}; frame-ancestors {' '.join(who)}",
+        "Cross-Origin-Resource-Policy": "same-origin" if {*who} <= {"'self'", "'none'"} else "cross-origin",
+    }
+
+
 def cors(allowed: Collection[str], origin: str | None) -> dict[str, str]:
     """The headers by which a page of an origin may read an answer, where that is allowed."""
     # Vary also to those whose origin is not allowed, or who send none: a cache must not give them each other's
@@ -183,27 +196,14 @@ def register(app: Flask) -> None:
         if response.status_code != 304:  # whose headers would replace those of the answer that the client has
             for name, value in policies(response.mimetype or "").items():
                 headers.setdefault(name, value)
+            if response.mimetype == "text/html":
+                headers.update(framing(headers["Content-Security-Policy"], settings.frame_ancestors))
         headers["Referrer-Policy"] = REFERRER
         if keys.digests and (request.url_rule is None or needs_key(request.url_rule.rule)):
             headers.setdefault("Cache-Control", "private")  # no shared cache gives it to who has no key
         told = cors(origins, request.headers.get("Origin"))
         response.vary.update([told.pop("Vary")] if "Vary" in told else [])
         headers.update(told)
-        return response
-
-    @app.after_request  # which is before the one above
-    def tell_who_may_frame(response: Response) -> Response:
-        """Where all may, nothing is said: `*` would leave out pages from disk."""
-        policy, ancestors = response.headers.get("Content-Security-Policy"), settings.frame_ancestors
-        if (
-            response.mimetype == "text/html"
-            and policy
-            and "frame-ancestors" not in policy
-            and ancestors != ("*",)
-        ):
-            response.headers["Content-Security-Policy"] = f"{policy}; frame-ancestors {' '.join(ancestors)}"
-            if {*ancestors} <= {"'self'", "'none'"}:
-                response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return response
 
     def _preflight() -> Response:

@@ -161,7 +161,7 @@ class Settings(Limits):
     )
     root_path: str = Field(
         "",
-        pattern=r"^(/[\w.~-]+)*$",
+        pattern=r"^(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*$",
         description="Path prefix under which a proxy shows the service, as `/attention`.",
     )
     header_timeout_seconds: float = Field(
@@ -295,10 +295,11 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[tuple[int, int]]:
             version_2 = _read(folder / "cpu.max").split()  # "max 100000" or "150000 100000"
             if len(version_2) == 2 and version_2[0] != "max":
                 yield int(version_2[0]), int(version_2[1])
+            # -1 means none
             version_1 = (
                 _read(folder / "cpu.cfs_quota_us"),
                 _read(folder / "cpu.cfs_period_us"),
-            )  # -1 means none
+            )
             if all(version_1):
                 yield int(version_1[0]), int(version_1[1])
 

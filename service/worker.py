@@ -95,9 +95,8 @@ class Worker(ThreadWorker):
             client_sock, client_addr = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                time.sleep(
-                    0.05
-                )  # not now; it stays in the listener's queue, and must not keep this loop spinning
+                # Not now; it stays in the listener's queue, and must not keep this loop spinning
+                time.sleep(0.05)
             elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
                 raise
             return

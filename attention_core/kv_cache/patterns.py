@@ -74,10 +74,11 @@ MAMBA2_FIELDS = (
 )
 WHOLE_MODELS = {"mamba": MAMBA, "falcon_mamba": MAMBA, "mamba2": MAMBA2, "falcon_h1": PARALLEL}
 
+# Griffin's lists: shorter than the model, its attention over a window
 REPEATED = (
     "block_types",
     "_block_types",
-)  # Griffin's lists: shorter than the model, its attention over a window
+)
 
 # Families whose layers alternate even where the config does not say so: full attention where (i + 1) % period is 0
 PERIODS = {"gemma2": 2, "gpt_oss": 2, "vaultgemma": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "olmo3": 4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,18 +84,18 @@ def digits(weights: npt.NDArray[np.float32]) -> bytes:
 
 _SYMBOLS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"}
 _JOINERS = "\u200c\u200d"  # part of how Persian words and joined emoji are written
+_BLANKS = "\u034f\u115f\u1160\u2800\u3164\uffa0"  # letters, a mark and a symbol that show nothing, and are no spaces
 
 
 def visible(label: str) -> str:
-    """A label that can be seen: line ends, tabs and controls as symbols, spaces too where there is nothing else.
+    """A label that can be seen: line ends, tabs and controls as symbols, blanks too where there is nothing else.
 
     What hides, or turns the text around it (bidirectional controls), becomes its code point, `U+202E`.
     """
-    if not label.strip(string.whitespace + _JOINERS):
+    if all(character.isspace() or character in _JOINERS + _BLANKS for character in label):
         return "".join(_SYMBOLS.get(character) or code_point(character) for character in label)
-    circle = (
-        "◌" if unicodedata.category(label[0]).startswith("M") else ""
-    )  # what a mark without its letter sits on
+    # What a mark without its letter sits on
+    circle = "◌" if unicodedata.category(label[0]).startswith("M") else ""
     return circle + "".join(_shown(character) for character in label)
 
 

@@ -236,9 +236,8 @@ class _View:
         }
 
     def _rounded(self, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return (
-            weights if self.exact else np.round(weights, self.request.decimals) + weights.dtype.type(0)
-        )  # no -0.0
+        # No -0.0
+        return weights if self.exact else np.round(weights, self.request.decimals) + weights.dtype.type(0)
 
     def _numbers_where_they_belong(self, weights: torch.Tensor, queries: Sequence[int]) -> bool:
         """Finite everywhere; among scores, all but the future keys, which have none."""

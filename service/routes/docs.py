@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from importlib.resources import files
 from string import Template
 
@@ -10,23 +9,20 @@ from flask import Blueprint, Response, request
 from werkzeug.exceptions import NotFound
 
 from service.body import refuse_parameters
-from service.routes.common import QUERY, cacheable, describes
-from service.security import OWN_FILES
+from service.routes.common import QUERY, describes
+from service.routes.files import file
 
 bp = Blueprint("docs", __name__)
 
 OURS, SWAGGER_UI = files("service") / "static" / "docs", files("flask_swagger_ui") / "dist"
-JAVASCRIPT, CSS, PNG = "text/javascript", "text/css", "image/png"
-ASSETS = {  # what the page needs, and no other file of the folders
-    "favicon-32x32.png": (SWAGGER_UI, PNG),
-    "page.css": (OURS, CSS),
-    "start.js": (OURS, JAVASCRIPT),
-    "swagger-ui-bundle.js": (SWAGGER_UI, JAVASCRIPT),
-    "swagger-ui.css": (SWAGGER_UI, CSS),
+PAGE = Template((OURS / "page.html").read_text(encoding="utf-8"))
+FILES = {  # what the page needs; no other file of theirs is served
+    **{name: (OURS / name).read_bytes() for name in ("page.css", "start.js")},
+    **{
+        name: (SWAGGER_UI / name).read_bytes()
+        for name in ("favicon-32x32.png", "swagger-ui-bundle.js", "swagger-ui.css")
+    },
 }
-
-# Kept by the browser, but asked after each time: an update gives the same names other files
-ASKED_AFTER = "no-cache"
 
 
 @bp.get("/docs")
@@ -36,23 +32,22 @@ def docs() -> Response:
     refuse_parameters()
     # Relative, since only the browser knows under which prefix it sees the page
     here = "." if request.path.endswith("/") else "docs"
-    page = Template(_read("page.html")).substitute(here=here)
-    return _kept(Response(page, content_type="text/html; charset=utf-8"))
+    return file("page.html", PAGE.substitute(here=here))
 
 
 @bp.get("/docs/<asset>")
 @describes(
     "A file of that page",
     tag="operations",
-    media_type=JAVASCRIPT,
-    other_media_types=(CSS, PNG),
+    media_type="text/javascript",
+    other_media_types=("text/css", "image/png"),
     problems=(*QUERY, NotFound),
     parameters=(
         {
             "name": "asset",
             "in": "path",
             "required": True,
-            "schema": {"type": "string", "enum": [*ASSETS]},
+            "schema": {"type": "string", "enum": [*FILES]},
             "example": "start.js",
         },
     ),
@@ -60,23 +55,8 @@ def docs() -> Response:
 def docs_asset(asset: str) -> Response:
     """Script, style sheet or icon."""
     refuse_parameters()
-    if asset not in ASSETS:
+    if asset not in FILES:
         raise NotFound
-    folder, media_type = ASSETS[asset]
-    charset = "" if media_type == PNG else "; charset=utf-8"
-    return _kept(
-        Response((folder / asset).read_bytes(), content_type=media_type + charset),
-        # Chromium fetches the icon anew with every change of the address; yesterday's does no harm
-        "max-age=86400" if media_type == PNG else ASKED_AFTER,
-    )
-
-
-def _kept(response: Response, cache_control: str = ASKED_AFTER) -> Response:
-    response.headers["Cache-Control"] = cache_control
-    response.headers["Content-Security-Policy"] = OWN_FILES
-    return cacheable(response)
-
-
-@functools.cache
-def _read(name: str) -> str:
-    return (OURS / name).read_text(encoding="utf-8")
+    # Chromium fetches the icon anew with every change of the address; yesterday's does no harm
+    cache_control = "max-age=86400" if asset.endswith(".png") else "no-cache"
+    return file(asset, FILES[asset], cache_control)

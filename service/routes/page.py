@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mimetypes
 import re
 from importlib.resources import files
 
@@ -12,13 +11,11 @@ from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from service.body import refuse_parameters
-from service.routes.common import QUERY, cacheable, describes, settings
-from service.security import OWN_FILES
+from service.routes.common import QUERY, describes, settings
+from service.routes.files import file
 
 bp = Blueprint("page", __name__)
 
-HTML = "text/html; charset=utf-8"
-TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 FILES = {one.name: one.read_bytes() for one in files("service.static").iterdir() if one.is_file()}
 ASSETS = {name: content for name, content in FILES.items() if not name.endswith(".html")}
 
@@ -31,9 +28,7 @@ def page() -> WerkzeugResponse:
     root = settings().root_path
     if root and not request.environ["PATH_INFO"]:
         return redirect(f"{root}/", 308, Response)
-    response = Response(_below(root), content_type=HTML)
-    response.headers["Content-Security-Policy"] = OWN_FILES
-    return _revalidated(response)
+    return file("index.html", _below(root))
 
 
 @functools.cache
@@ -55,7 +50,7 @@ def _below(root: str) -> bytes:
             "name": "name",
             "in": "path",
             "required": True,
-            "schema": {"type": "string", "enum": sorted(ASSETS)},
+            "schema": {"type": "string"},
             "example": "app.js",
         },
     ),
@@ -65,12 +60,4 @@ def asset(name: str) -> Response:
     refuse_parameters()
     if name not in ASSETS:
         raise NotFound
-    suffix = name[name.rindex(".") :]
-    kind = TYPES.get(suffix) or mimetypes.types_map[suffix]
-    return _revalidated(Response(ASSETS[name], content_type=kind))
-
-
-def _revalidated(response: Response) -> Response:
-    """Kept by browsers, and asked for again each time: a 304 takes no time, and modules of two versions never meet."""
-    response.headers["Cache-Control"] = "no-cache"
-    return cacheable(response)
+    return file(name, ASSETS[name])

@@ -17,10 +17,12 @@ export function fill(select, values, name = String) {
 // As `visible` in views.py: line ends, tabs and controls as symbols, what hides or turns text around as its code point
 const SYMBOLS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"};
 const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/gu, JOINER = /[\u200c\u200d]/;
+// Spaces of every kind, joiners, and letters, a mark and a symbol that show nothing
+const BLANK = /^[\s\u200c\u200d\u034f\u115f\u1160\u2800\u3164\uffa0]*$/;
 const codePoint = character => `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
 export function visible(text) {
-  if (/^[ \t\n\r\v\f\u200c\u200d]*$/.test(text)) return Array.from(text, one => SYMBOLS[one] ?? codePoint(one)).join("");
+  if (BLANK.test(text)) return Array.from(text, one => SYMBOLS[one] ?? codePoint(one)).join("");
   const shown = text.replace(HIDDEN, one => JOINER.test(one) ? one : SYMBOLS[one] ?? codePoint(one));
   return /^\p{M}/u.test(text) ? `◌${shown}` : shown;
 }

@@ -57,10 +57,11 @@ class Progress:
         self.shown = shown and sys.stderr.isatty()
         self.options: dict[str, Any] = {"disable": not self.shown}
         if self.shown and 0 in os.get_terminal_size(sys.stderr.fileno()):
+            # Where the terminal does not tell, tqdm writes blank lines
             self.options |= {
                 "ncols": 80,
                 "nrows": 24,
-            }  # where the terminal does not tell, tqdm writes blank lines
+            }
 
     def say(self, line: str) -> None:
         """Write one line."""

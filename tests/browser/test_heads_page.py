@@ -343,6 +343,8 @@ def test_the_page_makes_the_same_characters_visible_as_the_service(ask: Open, vi
         "\u200d",
         "a b\n",
         "\u0301e",
+        "\u00a0\u3164",
+        "\u3000 \u2800",
         "\U000e0041x",
         *known,
         *(f"a{one}" for one in known),

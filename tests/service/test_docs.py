@@ -7,13 +7,13 @@ import re
 import pytest
 from flask.testing import FlaskClient
 
-from service.routes.docs import ASSETS
+from service.routes.docs import FILES
 from tests.conftest import MakeApp
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "png": "image/png"}
 
 
-@pytest.mark.parametrize("asset", ASSETS)
+@pytest.mark.parametrize("asset", FILES)
 def test_each_file_has_its_type_and_is_asked_after_again(client: FlaskClient, asset: str) -> None:
     answer = client.get(f"/docs/{asset}")
     assert answer.status_code == 200
@@ -67,7 +67,7 @@ def test_the_page_may_load_nothing_but_this_services_and_runs_no_script_of_its_t
 def test_its_addresses_are_relative_to_where_it_is_seen(make_app: MakeApp, path: str, here: str) -> None:
     client = make_app(root_path="/x").test_client()
     found = re.findall(r'(?:href|src)="([^"]+)"', client.get(path).text)
-    assert sorted(found) == sorted(f"{here}/{asset}" for asset in ASSETS)
+    assert sorted(found) == sorted(f"{here}/{asset}" for asset in FILES)
 
 
 def test_its_files_travel_compressed(client: FlaskClient) -> None:

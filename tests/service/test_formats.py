@@ -491,7 +491,10 @@ def test_a_character_that_no_font_has_is_its_code_point() -> None:
 def test_what_cannot_be_seen_is_made_visible() -> None:
     assert [
         visible(label)
-        for label in ["\n", "  ", "a b", "\t", "x\x00", "\u202eabc", "\u200d", "\u0e31", "e\u0301"]
+        for label in [
+            *("\n", "  ", "a b", "\t", "x\x00", "\u202eabc", "\u200d", "\u0e31", "e\u0301"),
+            *("\u00a0", " \u3000", "\u3164\u2800", "a\u00a0b"),
+        ]
     ] == [
         "↵",
         "␣␣",
@@ -502,6 +505,10 @@ def test_what_cannot_be_seen_is_made_visible() -> None:
         "U+200D",
         "◌\u0e31",
         "e\u0301",
+        "U+00A0",
+        "␣U+3000",
+        "U+3164U+2800",
+        "a\u00a0b",
     ]
 
 

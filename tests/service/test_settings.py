@@ -30,6 +30,8 @@ def test_the_environment_sets_settings_and_host_and_port_have_no_prefix(
         ("PORT", "70000"),
         ("ATTENTION_DEADLINE_SECONDS", "inf"),
         ("ATTENTION_DEADLINE_SECONDS", "-1"),
+        ("ATTENTION_ROOT_PATH", "/a/../b"),
+        ("ATTENTION_ROOT_PATH", "/ü"),
     ],
 )
 def test_a_setting_that_makes_no_sense_stops_the_start(

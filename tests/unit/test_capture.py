@@ -266,6 +266,8 @@ def test_padding_on_the_right_is_cut_off(exact: AttentionReader, kind: Callable[
         ([[1] * 13, [0] * 7], ShapeError, r"sequences\[1\]: expected at least one token"),
         ([[1] * 13, [1] * 6], ShapeError, r"attention_mask: expected .*\[13, 7\], got \[13, 6\]"),
         ([[1] * 13], ShapeError, r"attention_mask: expected"),
+        (["1" * 13, "0" * 7], ValueError, r"attention_mask\[0\]: 1 is a token, 0 padding"),
+        ([[1] * 13, [1] * 6 + [float("nan")]], ValueError, r"attention_mask\[1\]: 1 is a token"),
     ],
 )
 def test_other_padding_is_refused(
