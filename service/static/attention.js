@@ -41,7 +41,7 @@ class AttentionTab {
     this.warnings = element("ul", {className: "warnings", hidden: true});
     this.result = element("div", {className: "result"}, element("div", {className: "mosaic"}), element("div", {className: "heads"}));
     this.result.classList.add("awaited");
-    this.reading = new Loading(reading, this.result);
+    this.reading = new Loading(reading, this.result, {keeps: true, onCancel: () => this.scoring?.stop()});
     panel.replaceChildren(this.form, reading, this.warnings, this.result);
     this.fillForm();
     state.subscribe(names => this.onState(names));
@@ -66,7 +66,7 @@ class AttentionTab {
     const all = element("section", {className: "all-heads", ariaLabel: "All heads"}, scoring, this.mosaicPart);
     this.result.replaceChildren(all, heads);
     this.result.classList.remove("awaited");
-    this.scoring = new Loading(scoring, this.mosaicPart);
+    this.scoring = new Loading(scoring, this.mosaicPart, {onCancel: () => { if (this.reading.running) this.reading.cancel(); }});
     this.fetching = new Loading(fetching, this.views);
     const upTo = many => Array.from({length: many}, (_, index) => index);
     this.mosaic = new Mosaic(this.mosaicPart, {
@@ -273,6 +273,7 @@ class AttentionTab {
       const head = scores?.byName.get(one.name), note = one === kept && !this.compared ? "kept" : "";
       side.headline.replaceChildren(...head ? scores.headline(head, shown, note) : [element("h2", {textContent: titleOf(one)})]);
       if (this.maps) this.showMap(side, this.maps.of(one.name));
+      else if (side.view.map?.name !== one.name) side.part.classList.add("awaited");
     }
     if (this.maps === null && pointed === kept) this.fetch();
     this.numbers.part.hidden = !scores;

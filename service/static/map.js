@@ -8,6 +8,8 @@ const MOST_LISTED = 6;
 const MOST_SPREAD = 1.4;  // of a line of tokens, times the width that it needs
 const LINE_HEIGHT = {least: 56, most: 190};  // of the arcs above a line of tokens
 const HEAT_MAP_WIDTH = {least: 280, most: 500}, GAP = 24, TWO_PARTS_WIDTH = 620;
+const LEAST_READING = 260;  // pixels, beside the heat map: of few tokens too
+const MOST_CELL = 72;
 const LEAST_NAMED = 13, NAMES_WIDTH = 80;  // pixels of a cell that is named, and of the names
 const DIRECTIONS = {from: "where it attends to", to: "what attends to it"};
 const VIEWS = {both: "arcs and heat map", arcs: "arcs", map: "heat map"};
@@ -121,11 +123,13 @@ export class MapView {
     arcs.dataset.form = "line";
     this.tokens.style.width = "";
     const needed = this.tokens.offsetWidth, line = needed <= room;
-    const least = line && view === "both" ? needed + GAP + HEAT_MAP_WIDTH.least : TWO_PARTS_WIDTH;
+    const reading = Math.max(needed, LEAST_READING);
+    const least = line && view === "both" ? reading + GAP + HEAT_MAP_WIDTH.least : TWO_PARTS_WIDTH;
     const beside = view !== "arcs" && room >= least;
     if (!line) arcs.dataset.form = "columns";
     parts.classList.toggle("beside", beside);
-    heat.style.maxWidth = `${beside && line && view === "both" ? Math.min(HEAT_MAP_WIDTH.most, room - needed - GAP) : HEAT_MAP_WIDTH.most}px`;
+    const most = Math.min(HEAT_MAP_WIDTH.most, NAMES_WIDTH + MOST_CELL * this.map.axis.length);
+    heat.style.maxWidth = `${beside && line && view === "both" ? Math.min(most, room - reading - GAP) : most}px`;
     if (line) this.tokens.style.width = `${Math.min(this.arcs.parentNode.clientWidth, MOST_SPREAD * needed)}px`;
     if (!arcs.hidden) this.measure(line);
     if (!heat.hidden) this.nameCells();

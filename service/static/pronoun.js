@@ -105,7 +105,7 @@ class PronounTab {
     this.export = new Export();
     this.result.append(this.export.node, element("p", {className: "hint"}, "How often is a head right, on many sentences? See ",
       element("a", {href: new URL(EVALUATION, root).href, textContent: "POST /v1/coreference/evaluate"}), "."));
-    this.loading = new Loading(this.status, this.result);
+    this.loading = new Loading(this.status, this.result, {keeps: true});
     this.expectation = new Loading(this.verdict.expecting, this.verdict.twin);
     state.subscribe(names => this.#follow(names));
     this.#follow(new Set());

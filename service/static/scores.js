@@ -192,9 +192,11 @@ function labelButton(label, count, share, properties) {
     element("span", {className: "count", textContent: count}), element("span", {className: "share", textContent: share}));
 }
 
-// The same buttons before there is an answer; first_token is a score without a label
-export const emptyLegend = () => [...Object.keys(COLORS).filter(name => name !== "first_token"), NONE]
-  .map(label => labelButton(label, "", "", {disabled: true}));
+// What the legend can single out; first_token is a score without a label
+export const SINGLED_OUT = [...Object.keys(COLORS).filter(name => name !== "first_token"), NONE];
+
+// The same buttons before there is an answer
+export const emptyLegend = () => SINGLED_OUT.map(label => labelButton(label, "", "", {disabled: true}));
 
 export function chip(label, note) {
   const textContent = note ? `${label} (${note})` : label;

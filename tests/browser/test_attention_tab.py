@@ -160,8 +160,9 @@ def test_cells_show_the_labels_and_scores_of_the_answer(open_page: OpenPage, ser
 
 
 def test_a_label_singles_out_its_heads(open_page: OpenPage, service: str) -> None:
-    page = open_page()
+    page = open_page(address(label="nope"))
     ready(page)
+    assert page.locator("#attention td.dim").count() == 0
     counts = asked(service, "v1/heads", text=SENTENCE)["summary"]["labels"]
     button = page.locator("#attention .legend button[value=previous_token]")
     expect(button).to_contain_text(str(counts["previous_token"]["count"]))
@@ -553,6 +554,25 @@ def test_a_busy_service_is_waited_for(open_page: OpenPage, status: int) -> None:
     ready(page)
     assert min(answered.values()) == 2
     shown_map(page, "L5H5")
+
+
+def test_a_question_given_up_leaves_the_old_answer_dimmed(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    problem = {"type": "/problems/overloaded", "title": "Busy", "status": 429, "detail": "Eight ask already."}
+    busy = {"status": 429, "headers": {"Retry-After": "60"}, "json": problem}
+    page.route(re.compile("/v1/(heads|attention)$"), lambda route: route.fulfill(**busy))
+    page.get_by_label("Text", exact=True).fill("Hello there")
+    page.get_by_role("button", name="Look").click()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(2)  # maps and scores
+    page.get_by_role("button", name="Cancel").last.click()
+    expect(page.locator("#attention > .status")).to_contain_text("Cancelled.")
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)  # one is enough
+    expect(page.locator("#attention .result")).to_have_attribute("aria-busy", "true")
+    page.unroute(re.compile("/v1/(heads|attention)$"))
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#attention .tokens button").first).to_contain_text("Hello")
+    ready(page)
 
 
 def test_a_failure_is_told_and_can_be_tried_again(open_page: OpenPage) -> None:

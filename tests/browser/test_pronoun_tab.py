@@ -539,6 +539,22 @@ def test_a_busy_service_is_waited_for(open_page: Any, status: int) -> None:
     expect(page.locator("#pronoun > .status")).to_have_text("")
 
 
+def test_a_question_given_up_leaves_the_old_answer_dimmed(open_page: Any) -> None:
+    page = open_page(link())
+    answered(page)
+    problem = {"type": "/problems/busy", "title": "Busy", "status": 429, "detail": "Try again soon."}
+    busy = {"status": 429, "headers": {"Retry-After": "60"}, "json": problem}
+    page.route("**/v1/coreference", lambda route: route.fulfill(**busy))
+    page.get_by_label("Example").select_option(label="German")
+    page.locator("#pronoun > .status").get_by_role("button", name="Cancel").click()
+    expect(page.locator("#pronoun > .status")).to_contain_text("Cancelled.")
+    expect(page.locator("#pronoun .result")).to_have_attribute("aria-busy", "true")
+    page.unroute("**/v1/coreference")
+    page.get_by_role("button", name="Try again").click()
+    answered(page)
+    expect(page.locator("#pronoun .choosers")).to_contain_text("Hund")
+
+
 def test_a_failure_is_told_and_can_be_tried_again(open_page: Any) -> None:
     page = open_page(allow="Failed to load resource")
     page.route("**/v1/coreference", lambda route: route.abort())
