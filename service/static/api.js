@@ -7,6 +7,11 @@ export class Problem extends Error {
     Object.assign(this, {status, body, retryAfter, slug: body?.type?.split("/").at(-1) ?? null});
   }
 
+  // The same in other words
+  told(detail) {
+    return new Problem(this.status, {...this.body, detail}, this.retryAfter);
+  }
+
   get errors() {
     return this.body?.errors ?? [];
   }

@@ -15,9 +15,10 @@ const DIRECTIONS = {from: "where it attends to", to: "what attends to it"};
 const VIEWS = {both: "arcs and heat map", arcs: "arcs", map: "heat map"};
 
 export class MapView {
-  // Fills `root`. `onPoint(token)` is called when the user points at a token or keeps it, with null when they let go
-  constructor(root, {onPoint = () => {}, view = "both"} = {}) {
-    Object.assign(this, {root, onPoint, map: null, shown: null, kept: null, width: 0, states: {}, marks: []});
+  // Fills `root`. `onPoint(token)` is called when the user points at a token or keeps it, with null when they let go;
+  // `onKeep(token)` when they keep it, or with null let go of it
+  constructor(root, {onPoint = () => {}, onKeep = () => {}, view = "both"} = {}) {
+    Object.assign(this, {root, onPoint, onKeep, map: null, shown: null, kept: null, width: 0, states: {}, marks: []});
     this.direction = choice(DIRECTIONS, () => this.again());
     this.view = choice(VIEWS, () => this.layOut());
     this.view.value = view;
@@ -79,6 +80,13 @@ export class MapView {
   // As if the user pointed at the token, or at none; `onPoint` does not hear of it
   point(token) {
     if (this.map) this.present(token === null ? this.kept : {token});
+  }
+
+  // As if the user kept the token, or none; `onKeep` does not hear of it
+  hold(token) {
+    if (!this.map || (this.kept?.token ?? null) === token || token >= this.map.axis.length) return;
+    this.kept = token === null ? null : {token};
+    this.present(this.kept);
   }
 
   turn() {
@@ -339,6 +347,7 @@ export class MapView {
       if (event.key !== "Escape" || !this.kept) return;
       this.kept = null;
       this.look(null);
+      this.onKeep(null);
     });
   }
 
@@ -353,6 +362,7 @@ export class MapView {
     this.kept = again ? null : what;
     this.present(this.kept);
     this.onPoint(this.kept?.token ?? null);
+    this.onKeep(this.kept?.token ?? null);
   }
 
   // In the other direction

@@ -1,7 +1,8 @@
 // The tab of pronouns: which candidate does every head attend to from the pronoun? What is asked stands in the address
 
-import {element} from "./common.js";
+import {element, prose} from "./common.js";
 import {askJson, Problem, root} from "./api.js";
+import {withLetters} from "./candidates.js";
 import {Choices} from "./choices.js";
 import {Export} from "./export.js";
 import {Loading} from "./loading.js";
@@ -99,7 +100,7 @@ class PronounTab {
     this.verdict = new Verdict(this.result);
     this.choices = new Choices(this.result, {
       onPoint: head => this.verdict.point(head),
-      onKeep: (layer, head) => state.set({layer, head}),
+      onKeep: (layer, head) => state.set({layer, head}, {replace: true}),
       mapOf: (layer, head) => state.address({tab: null, layer, head, text: this.last.text}),
     });
     this.export = new Export();
@@ -119,7 +120,7 @@ class PronounTab {
       const select = element("select", {onchange: () => state.set({[name]: select.value === first ? null : select.value})}, ...options);
       select.setAttribute("aria-describedby", id);
       this.selects[name] = select;
-      return element("div", {}, element("label", {}, name, select), element("p", {className: "hint", id, textContent: about}));
+      return element("div", {}, element("label", {}, name, select), element("p", {className: "hint", id}, ...prose(about)));
     });
     return element("details", {className: "options"}, element("summary", {textContent: "How the attention is read"}), ...rows);
   }
@@ -216,7 +217,7 @@ class PronounTab {
       } catch (error) {
         if (error.name !== "AbortError") this.result.hidden = true;
         if (error instanceof Problem) this.marker.show(view, faultsOf(error));
-        throw error;
+        throw error instanceof Problem ? error.told(withLetters(error.message)) : error;
       }
     });
     if (done) this.#expect(view);
@@ -243,6 +244,7 @@ function twinOf(marks) {
 
 // {place: message}, of a problem's errors that are about a mark
 function faultsOf({errors}) {
-  const places = errors.map(({pointer, detail}) => [pointer?.match(/^\/(pronoun|candidates\/\d+)/)?.[1], detail]);
+  const places = errors.map(({pointer, detail}) =>
+    [pointer?.match(/^\/(pronoun|candidates\/\d+)/)?.[1], withLetters(detail)]);
   return Object.fromEntries(places.filter(([place]) => place));
 }

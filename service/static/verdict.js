@@ -1,8 +1,8 @@
 // Who chooses what: all heads, one of them, position alone, chance, and what the model itself expects
 
-import {element, format, visible} from "./common.js";
+import {element, format, prose, visible} from "./common.js";
 import {nameOf} from "./grid.js";
-import {badge, badged, bar, header, lettered, nameOfCandidate, percent, scrolled, UNDECIDED} from "./candidates.js";
+import {badge, badged, bar, header, lettered, nameOfCandidate, percent, scrolled, UNDECIDED, withLetters} from "./candidates.js";
 
 const CAUTION = "Attention says where a head looks, not what the model takes the pronoun to mean. " +
   "One sentence selects no head: of heads that toss a coin many are right too.";
@@ -104,9 +104,9 @@ export class Verdict {
   }
 }
 
-// With the letters of the candidates that it names by number
+// Begins with the badge of the candidate that it is of
 function warning({message}) {
   const named = Array.from(message.matchAll(/^candidate (\d+) /g), ([, index]) => badge(Number(index)));
-  const text = message.charAt(0).toUpperCase() + message.slice(1);
-  return element("li", {}, ...named, named.length ? " " : "", visible(text));
+  const text = withLetters(message.charAt(0).toUpperCase() + message.slice(1));
+  return element("li", {}, ...named, named.length ? " " : "", ...prose(text));
 }

@@ -108,8 +108,10 @@ def test_a_text_is_asked_for_by_button_by_keyboard_and_from_the_examples(
     page = open_page()
     text = page.get_by_label("Text", exact=True)
     text.fill("Hello there")
+    expect(page.locator("#attention .asking")).to_contain_text("Shown is the text before")
     page.get_by_role("button", name="Look").click()
     expect(page.locator("#attention .tokens button").first).to_contain_text("Hello")
+    expect(page.locator("#attention .asking")).not_to_contain_text("Shown is the text before")
     text.fill("Good night")
     text.press("Control+Enter")
     expect(page.locator("#attention .tokens button").first).to_contain_text("Good")
@@ -197,8 +199,10 @@ def test_a_head_that_is_clicked_shows_its_map_and_its_scores(open_page: OpenPage
             assert numbers[place] == (None if value is None else pytest.approx(numbers[place]))
             assert value is None or float(numbers[place]) == pytest.approx(value, abs=1e-12)
     assert "layer=8&head=7" in page.url
-    page.go_back()
-    shown_map(page, "L5H5")
+    before = page.evaluate("history.length")
+    cell(page, "L3H2").click()
+    shown_map(page, "L3H2")
+    assert page.evaluate("history.length") == before  # one head after another is no way back to go
 
 
 def test_words_and_the_dropped_first_token_are_the_services(open_page: OpenPage, service: str) -> None:
@@ -301,6 +305,35 @@ def test_two_heads_side_by_side_point_together(open_page: OpenPage) -> None:
     page.get_by_role("button", name="Show one head").click()
     expect(left).to_be_hidden()
     shown_map(page, "L8H7")
+
+
+def test_a_kept_token_stands_in_the_address_and_on_both_maps(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    shown_map(page, "L5H5").locator(".tokens button").nth(7).click()
+    expect(page).to_have_url(re.compile("token=7"))
+    page = open_page(page.url)
+    ready(page)
+    page.get_by_role("button", name="Compare with another head").click()
+    for side in ("left", "right"):
+        kept = shown_map(page, "L5H5", side).locator(".tokens button").nth(7)
+        expect(kept).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="German").click()
+    expect(page).not_to_have_url(re.compile("token="))
+    expect(view(page).locator(".tokens button[aria-pressed=true]")).to_have_count(0)
+
+
+def test_words_are_explained_where_they_stand(open_page: OpenPage, service: str) -> None:
+    page = open_page()
+    ready(page)
+    definition = asked(service, "v1/heads", text=SENTENCE)["definitions"]["induction"]["formula"]
+    for place in (".legend button[value=induction]", ".table tbody th:has-text('induction')"):
+        title = page.locator(f"#attention {place}").get_attribute("title")
+        assert "after the same token before" in title
+        assert definition in title
+    page.get_by_text("What do the words mean?").click()
+    expect(page.locator("#attention .meanings")).to_contain_text("a map is no explanation")
+    expect(page.locator("#attention .meanings")).to_contain_text(definition)
 
 
 @pytest.mark.parametrize(

@@ -376,11 +376,12 @@ def test_a_question_given_up_leaves_the_old_answer_dimmed(open_tab: OpenPage) ->
     busy = {"status": 429, "headers": {"Retry-After": "60"}, "json": problem}
     page.route("**/v1/kv-cache", lambda route: route.fulfill(**busy))
     fill(page, "Tokens", "8192")
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_text("Cancelled.")).to_be_visible()
+    status = page.locator("#kv .main > .status")
+    status.get_by_role("button", name="Cancel").click()
+    expect(status).to_contain_text("Cancelled.")
     expect(page.locator(".answers")).to_have_attribute("aria-busy", "true")
     page.unroute("**/v1/kv-cache")
-    page.get_by_role("button", name="Try again").click()
+    status.get_by_role("button", name="Try again").click()
     expect(row(page, LLAMA)).to_contain_text("4 GiB")
     expect(page.locator(".answers")).to_have_attribute("aria-busy", "false")
 
