@@ -68,6 +68,7 @@ const model = new Promise(resolve => {
     await ask("health/ready", {signal, waiting});
     const answer = await askJson("v1/model", {signal, waiting});
     const {id} = answer.model;
+    at("weights").textContent = visible(id.slice(1 + Math.max(id.lastIndexOf("/"), id.lastIndexOf(":"))));
     at("model").replaceChildren(element("bdi", {textContent: visible(provenance(answer.model)), title: visible(id)}));
     if (answer.model.fallback) at("model").append(element("p", {className: "warning", textContent: visible(replacement(answer.model))}));
     resolve(answer);

@@ -328,7 +328,7 @@ class AttentionTab {
   offer() {
     const {question, compared, kept} = this, {by} = this.mosaic.shown;
     const maps = (compared && compared !== kept ? [compared, kept] : [kept]).map(({layer, head, name}) => ({
-      what: `Map of ${name}`, file: `attention-${name}`, path: "v1/attention",
+      what: `Map of ${name}`, title: `Map of ${name}${name === kept.name ? " (kept)" : ""}`, file: `attention-${name}`, path: "v1/attention",
       body: {...question, layers: [layer], heads: [head]},
     }));
     const path = by === "label" ? "v1/heads" : `v1/heads?color=${by}`;

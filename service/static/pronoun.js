@@ -172,6 +172,7 @@ class PronounTab {
     const index = EXAMPLES.findIndex(({text}) => text === view.text);
     this.example.value = index < 0 ? "" : String(index);
     this.flip.disabled = EXAMPLES[index]?.twin === undefined;
+    this.flip.title = this.flip.disabled ? "Only some of the examples have a twin: a sentence that differs in little" : "";
     this.result.classList.toggle("has-twin", twinOf(view) !== null);
     for (const [name, select] of Object.entries(this.selects)) select.value = view.options[name];
     if (!this.#askAnew() && (names.has("layer") || names.has("head"))) this.#keep();
@@ -193,7 +194,7 @@ class PronounTab {
     if (!text.trim()) return "Type a sentence with a pronoun in it, or take an example.";
     if (!pronoun) return "Now mark the pronoun: click it in the text above.";
     if (!candidates.length) return "Now mark the candidates: the nouns that the pronoun may attend to.";
-    return candidates.length < 2 ? "Mark another candidate, or the heads have nothing to choose between." : "";
+    return candidates.length < 2 ? "Now mark another candidate: a head is to choose between two at least." : "";
   }
 
   async #ask() {
@@ -201,7 +202,7 @@ class PronounTab {
     this.asked = JSON.stringify(body);
     this.next.textContent = this.#nextStep(view);
     this.expectation.stop();
-    if (!view.text.trim() || !view.pronoun || !view.candidates.length) {
+    if (!view.text.trim() || !view.pronoun || view.candidates.length < 2) {
       this.result.hidden = true;
       this.loading.stop();
       return;

@@ -126,7 +126,7 @@ def test_words_are_marked_with_the_mouse_a_phrase_by_dragging(open_page: Any, se
     word(page, "it").click()
     expect(next_step).to_contain_text("mark the candidates")
     word(page, "cat").click()
-    expect(next_step).to_contain_text("Mark another candidate")
+    expect(next_step).to_contain_text("mark another candidate")
     answered(page)
     expect(page.locator("#pronoun .notes")).to_contain_text(
         "nothing to choose between"

@@ -129,7 +129,7 @@ def test_a_key_is_asked_for_and_below_a_prefix_everything_is_found(
 
 
 def test_where_the_browser_lets_the_page_store_nothing_it_works(guarded: Server, open_page: OpenPage) -> None:
-    page = open_page("about:blank")
+    page = open_page(at(guarded, "static/icon.svg"))
     page.add_init_script(
         "Object.defineProperty(window, 'sessionStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
     )
