@@ -1,6 +1,6 @@
 // The tab Attention: a text, the mosaic of all heads, and the map of one of them, or of two side by side
 
-import {element, prose} from "./common.js";
+import {element, plural, prose} from "./common.js";
 import {Problem} from "./api.js";
 import {Answers} from "./answers.js";
 import {Export} from "./export.js";
@@ -68,6 +68,9 @@ class AttentionTab {
       this.export.node, this.numbers.part, this.meanings.part);
     const all = element("section", {className: "all-heads", ariaLabel: "All heads"}, scoring, this.mosaicPart);
     this.result.replaceChildren(all, heads);
+    this.mosaicPart.addEventListener("click", event => {
+      if (event.pointerType === "touch" && event.target.closest("td[data-name]")) toBeSeen(heads);
+    });
     this.result.classList.remove("awaited");
     this.scoring = new Loading(scoring, this.mosaicPart, {onCancel: () => { if (this.reading.running) this.reading.cancel(); }});
     this.fetching = new Loading(fetching, this.views);
@@ -336,9 +339,14 @@ class AttentionTab {
   }
 }
 
-const plural = (many, what) => `${many.toLocaleString("en")} ${what}${many === 1 ? "" : "s"}`;
-
 const status = () => element("p", {className: "status", role: "status"});
+
+// After a tap: on a phone the map lies below what was tapped
+function toBeSeen(node) {
+  if (node.getBoundingClientRect().top < innerHeight / 2) return;
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  node.scrollIntoView({behavior: still ? "auto" : "smooth"});
+}
 
 function advised(error) {
   if (!(error instanceof Problem && error.has("text_too_long"))) return error;

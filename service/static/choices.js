@@ -1,7 +1,7 @@
 // What every head chooses for a pronoun: on the grid, and one head's numbers
 
 import {element, format, unique} from "./common.js";
-import {HeadGrid, nameOf} from "./grid.js";
+import {HeadGrid, nameOf, titleOf} from "./grid.js";
 import {badge, badged, bar, choiceClass, header, lettered, letterOf, nameOfCandidate, percent, scrolled, UNDECIDED} from "./candidates.js";
 import {countsOf} from "./verdict.js";
 
@@ -56,8 +56,7 @@ export class Choices {
   #buildGrid() {
     const layers = unique(this.result.heads.map(head => head.layer)), heads = unique(this.result.heads.map(head => head.head));
     if (this.grid?.cells.length === layers.length * heads.length) return;
-    const table = element("table", {role: "grid", ariaLabel: "Heads: arrow keys move, Enter keeps"},
-      element("caption", {textContent: "layers ↓ \u00a0 heads →"}));
+    const table = element("table");
     this.holder.replaceChildren(table, element("p", {className: "hint"},
       "Letter: the candidate that the head attends to most; lower case: within noise, another machine may decide otherwise. ",
       element("span", {className: "scale"}, "Colour: ", ...SCALE.map(swatch)), ". Point at a head, or move with the arrow keys; click or Enter keeps it."));
@@ -96,7 +95,7 @@ export class Choices {
       node.className = classes.filter(Boolean).join(" ");
       node.style.setProperty("--strength", depth(value));
       node.textContent = !chosen ? "–" : noisy ? letterOf(predicted).toLowerCase() : letterOf(predicted);
-      node.ariaLabel = `Layer ${head.layer}, head ${head.head}: ${this.#said(head)}`;
+      node.ariaLabel = `${titleOf(head)}: ${this.#said(head)}`;
     });
   }
 
@@ -113,7 +112,7 @@ export class Choices {
       `It makes no choice${tie ? ": a tie" : ""}.`;
     const noise = head.within_noise ? ", within noise: another machine may decide otherwise" : "";
     this.head.replaceChildren(
-      element("h2", {}, `Layer ${head.layer}, head ${head.head}`,
+      element("h2", {}, titleOf(head),
         element("span", {className: "quiet", textContent: kept ? " · kept" : ""})),
       element("p", {}, chosen, margin === null ? "" : ` Margin ${format(margin)}${noise}.`,
         correct === undefined ? "" : correct ? " ✓ right" : " ✗ wrong"),

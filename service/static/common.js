@@ -8,6 +8,12 @@ export function element(tag, properties = {}, ...children) {
   return node;
 }
 
+export function svg(tag, attributes = {}, textContent = "") {
+  const node = Object.assign(document.createElementNS("http://www.w3.org/2000/svg", tag), {textContent});
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
 export function fill(select, values, name = String) {
   const before = select.value;
   select.replaceChildren(...values.map(value => element("option", {value, textContent: name(value)})));
@@ -45,6 +51,7 @@ export const replacement = ({id, fallback}) => `The first choice of weights coul
 export const prose = text =>
   visible(text).split("`").map((part, place) => place % 2 ? element("code", {textContent: part}) : part);
 
+export const plural = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
 export const unique = values => [...new Set(values)];
 export const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);
 

@@ -6,8 +6,8 @@ export const titleOf = ({layer, head}) => `Layer ${layer}, head ${head}`;
 export const nameOf = ({layer, head}) => `L${layer}H${head}`;
 
 // Fills `table`, of role grid. What cells look like and say is the caller's: see `paint`. `onShow(cell, kept)` is told
-// of the cell that is pointed at, focused or kept; a click, Enter or Space keep it, and it comes back when pointer or focus
-// leave. Kept again it is let go, as by Escape; where `sticky` one is always kept, once one was, and Escape goes back to it
+// of the cell that is pointed at, focused or kept; a click, Enter or Space keep it, and it comes back when the pointer
+// leaves. Kept again it is let go, as by Escape; where `sticky` one is always kept, once one was, and Escape goes back to it
 export class HeadGrid {
   constructor(table, {layers, heads, sticky = false, onShow = () => {}}) {
     Object.assign(this, {table, sticky, onShow, current: null, pinned: null});
@@ -19,6 +19,9 @@ export class HeadGrid {
     this.cells = this.rows.flat();
     this.byName = new Map(this.cells.map(cell => [cell.name, cell]));
 
+    table.role = "grid";
+    table.ariaLabel = "Heads: arrow keys move, Enter keeps";
+    table.createCaption().textContent = "layers ↓ \u00a0 heads →";
     table.classList.add("head-grid");
     table.style.setProperty("--heads", heads.length);
     table.style.setProperty("--least", `${Math.max(16, 8 * String(heads.at(-1)).length)}px`);
@@ -88,9 +91,6 @@ export class HeadGrid {
       this.reach(cell);
       this.#show(cell);
     }));
-    body.addEventListener("focusout", ({relatedTarget}) => {
-      if (this.pinned && !body.contains(relatedTarget)) this.#show(this.pinned);
-    });
     body.addEventListener("click", over(cell => this.#keep(cell)));
     body.addEventListener("keydown", over((cell, event) => this.#press(cell, event)));
   }

@@ -1,9 +1,8 @@
 // Bytes against tokens, a line a model, drawn from points that the service computed
 
-import {beginning, visible} from "./common.js";
+import {beginning, svg, visible} from "./common.js";
 import {binary, grouped} from "./bytes.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const COLORS = 8, SOLID = 5;  // --line-0 … in kv.css; the later lines are dashed besides
 const TALL = 380, TOP = 14, FOOT = 40, ROW = 15;
 const BESIDE = 620;  // from this width on the names stand at the lines' ends
@@ -11,13 +10,6 @@ const LONGEST = 30;
 
 const colorOf = index => `var(--line-${index % COLORS})`;
 const dashesOf = index => index < SOLID ? "none" : "7 3";
-
-function svg(tag, attributes, text) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
 
 const stroke = (kind, d, index, dashes = dashesOf(index)) =>
   svg("path", {class: kind, d, stroke: colorOf(index), "stroke-dasharray": dashes});

@@ -1,6 +1,6 @@
 // One attention map: its tokens with arcs between them, its heat map, and the weights of what is pointed at
 
-import {element, fill, format} from "./common.js";
+import {element, fill, format, svg} from "./common.js";
 
 const MOST_FAINT = 300;  // arcs drawn while nothing is pointed at
 const LEAST_SHOWN = 0.01;  // part of the scale below which an arc could not be seen
@@ -10,6 +10,7 @@ const LINE_HEIGHT = {least: 56, most: 190};  // of the arcs above a line of toke
 const HEAT_MAP_WIDTH = {least: 280, most: 500}, GAP = 24, TWO_PARTS_WIDTH = 620;
 const LEAST_READING = 260;  // pixels, beside the heat map: of few tokens too
 const MOST_CELL = 72;
+const MOST_LINEAR = 100;  // tokens; of more, most weights are too small for a linear heat map
 const LEAST_NAMED = 13, NAMES_WIDTH = 80;  // pixels of a cell that is named, and of the names
 const DIRECTIONS = {from: "where it attends to", to: "what attends to it"};
 const VIEWS = {both: "arcs and heat map", arcs: "arcs", map: "heat map"};
@@ -32,10 +33,11 @@ export class MapView {
     this.cells = element("div", {className: "cells"}, this.canvas, this.cursor);
     this.rowNames = element("div", {className: "row-names", ariaHidden: "true"});
     this.keyNames = element("div", {className: "key-names", ariaHidden: "true"});
+    this.legend = element("p", {className: "hint heat-legend", hidden: true});
     this.heat = element("div", {
       className: "heat-map", role: "application", tabIndex: 0,
       ariaLabel: "Heat map, queries down and keys across: arrow keys move, Enter keeps, Escape lets go",
-    }, this.keyNames, this.rowNames, this.cells);
+    }, this.keyNames, this.rowNames, this.cells, this.legend);
     this.readout = element("div", {className: "readout", ariaLive: "polite"});
     const hint = element("p", {className: "hint", textContent: "Point at a token, an arc or a cell; click or Enter keeps it, Escape lets go."});
     this.parts = element("div", {className: "parts"}, element("div", {className: "reading"}, this.arcs, this.readout, hint), this.heat);
@@ -58,8 +60,11 @@ export class MapView {
     const same = this.map && this.map.axis.length === map.axis.length &&
       this.map.axis.every((one, index) => one.label === map.axis[index].label && one.segment === map.axis[index].segment);
     this.map = map;
-    const [low, high] = range(map);
+    const [low, high] = range(map), rooted = map.axis.length > MOST_LINEAR && low === 0;
     this.scale = weight => high > low ? (weight - low) / (high - low) : 0;
+    this.shade = rooted ? weight => Math.sqrt(this.scale(weight)) : this.scale;
+    this.legend.hidden = !rooted;
+    this.legend.replaceChildren("0 ", element("span", {className: "shades"}), ` ${format(high)}: shades by the square root of the weight`);
     this.root.dataset.map = map.name;
     if (!same) {
       this.shown = this.kept = null;
@@ -184,12 +189,13 @@ export class MapView {
     });
     this.canvas.width = axis.length;
     this.canvas.height = rows.length;
+    this.canvas.classList.toggle("fine", rows.length > this.canvas.clientHeight);  // several rows to a pixel
     const picture = new ImageData(axis.length, rows.length);
     for (let row = 0, place = 0; row < rows.length; row++) {
       for (let key = 0; key < axis.length; key++, place += 4) {
         const weight = this.weight(row, key);
         if (weight === null) continue;
-        const [red, green, blue] = palette[Math.round(255 * this.scale(weight))];
+        const [red, green, blue] = palette[Math.round(255 * this.shade(weight))];
         picture.data[place] = red;
         picture.data[place + 1] = green;
         picture.data[place + 2] = blue;
@@ -439,12 +445,6 @@ function above(from, to, width, height) {
   if (from === to) return `M${from - 4} ${height}C${from - 13} ${height - 26} ${from + 13} ${height - 26} ${from + 4} ${height}`;
   const top = height - 4 / 3 * (14 + (height - 22) * Math.sqrt(Math.abs(from - to) / width));  // of the control points; the arc reaches 3/4
   return `M${from} ${height}C${from} ${top} ${to} ${top} ${to} ${height}`;
-}
-
-function svg(tag, attributes = {}) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
 }
 
 // Only what changes: there may be hundreds of nodes

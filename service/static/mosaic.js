@@ -1,7 +1,7 @@
 // The mosaic: the grid of all heads, coloured by their labels or a score, with a small map in each cell
 
 import {element, fill} from "./common.js";
-import {HeadGrid} from "./grid.js";
+import {HeadGrid, titleOf} from "./grid.js";
 import {emptyLegend, SINGLED_OUT, UNITS} from "./scores.js";
 
 const LEVELS = 256;
@@ -31,8 +31,7 @@ export class Mosaic {
     this.kindChoice = element("label", {}, "Show ", this.kind);
     this.scale = element("div", {className: "scale"});
     this.hint = element("p", {className: "hint"});
-    const table = element("table", {role: "grid", ariaLabel: "Heads: arrow keys move, Enter keeps"},
-      element("caption", {textContent: "layers ↓ \u00a0 heads →"}));
+    const table = element("table");
     this.grid = new HeadGrid(table, {layers, heads, sticky: true, onShow});
     root.replaceChildren(this.legend,
       element("div", {className: "controls"}, element("label", {}, "Colour by ", this.by), this.kindChoice, this.scale),
@@ -106,10 +105,11 @@ function drawAtlas(grid, maps) {
   return canvas;
 }
 
-function blank({node, layer, head}) {
+function blank(cell) {
+  const {node} = cell;
   node.style.backgroundImage = "";
   node.classList.remove("missing", "outlined", "borderline", "dim");
-  node.ariaLabel = `Layer ${layer}, head ${head}`;
+  node.ariaLabel = titleOf(cell);
 }
 
 // Square roots, or all but the strongest weights would be white; what lies ahead stays transparent

@@ -1,10 +1,10 @@
 // The scores of heads, an answer of POST /v1/heads: how they colour the grid, and the numbers of one head
 
 import {element, format, unique} from "./common.js";
-import {nameOf} from "./grid.js";
+import {nameOf, titleOf} from "./grid.js";
 
 // Of every label. The service's pictures have the same: LABEL_COLORS in head_grid.py says what they were chosen for
-export const COLORS = {
+const COLORS = {
   sink: "#c0c1ff", first_token: "#55cc99", previous_token: "#cfa800", offset_2: "#7700dd", offset_3: "#aa55ff",
   current_token: "#ffd133", duplicate_token: "#e663c5", induction: "#e04b14", punctuation: "#774400",
   local: "#009177", broad: "#146095",
@@ -99,7 +99,7 @@ export class Scores {
     node.classList.toggle("dim", only !== null && !carries(head, only));
     const told = () => byLabel ? head.labels.join(", ") || NONE : `${by} ${kind} ${format(value)}`;
     const said = status === "ok" ? told() : STATUS[status].join(": ");
-    node.ariaLabel = `Layer ${head.layer}, head ${head.head}: ${said}`;
+    node.ariaLabel = `${titleOf(head)}: ${said}`;
   }
 
   // What a score means: in plain words, and how it is computed
@@ -169,7 +169,7 @@ export class Scores {
       ...head.borderline.filter(label => !head.labels.includes(label)).map(label => chip(label, "borderline: not carried")),
     ];
     return [
-      element("h2", {textContent: `Layer ${head.layer}, head ${head.head}`}),
+      element("h2", {textContent: titleOf(head)}),
       element("span", {className: "quiet", textContent: [...facts, ...note ? [note] : []].join(" · ")}),
       element("div", {className: "chips"}, ...chips.length ? chips : [element("span", {className: "quiet", textContent: NONE})]),
     ];

@@ -446,13 +446,30 @@ def test_another_long_text_shows_its_own_map_wherever_the_keyboard_was(open_page
     page.keyboard.press("ArrowRight")
     expect(cell(page, "L5H6")).to_be_focused()
     text = page.get_by_label("Text", exact=True)
-    text.focus()
-    expect(cell(page, "L5H5")).to_have_class(re.compile("current"))
     text.fill("Dogs " + LONG)
     text.press("Control+Enter")
     expect(found.locator(".tokens button").first).to_contain_text("D")
     shown_map(page, "L5H5")
     expect(found.locator("h2")).to_have_text("Layer 5, head 5")
+
+
+def test_the_heat_map_of_a_long_text_says_that_it_shows_square_roots(
+    open_page: OpenPage, service: str
+) -> None:
+    page = open_page(address(text=LONG))
+    found = shown_map(page, "L5H5")
+    expected = weights(service, text=LONG, layers=[5], heads=[5], decimals=9)
+    expect(found.locator(".heat-legend")).to_contain_text("square root")
+    row = len(expected) - 1
+    pixels = found.locator(".heat-map canvas").evaluate(
+        "(node, row) => [...node.getContext('2d').getImageData(0, row, node.width, 1).data]", row
+    )
+    largest = max(map(max, expected))
+    for key in range(0, row, 17):  # from white to the blue 21 94 168
+        part = 0.05 + 0.95 * (expected[row][key] / largest) ** 0.5
+        assert pixels[4 * key] == pytest.approx(255 + part * (21 - 255), abs=2)
+    page.get_by_role("button", name="the article’s").click()
+    expect(found.locator(".heat-legend")).to_be_hidden()
 
 
 def test_scores_that_cannot_be_had_leave_none_of_the_text_before(open_page: OpenPage) -> None:
@@ -475,7 +492,7 @@ def test_what_is_typed_outlasts_another_unit(open_page: OpenPage) -> None:
     text.fill("Not asked for yet")
     page.get_by_label("Unit").select_option("word")
     page.get_by_label("Drop the first token").check()
-    expect(page.locator("#attention .asking")).to_contain_text("10 words")
+    expect(page.locator("#attention .asking")).to_contain_text("11 words")
     expect(text).to_have_value("Not asked for yet")
     text.press("Control+Enter")
     expect(page.locator("#attention .right .tokens button").first).to_have_text("Not")
@@ -653,6 +670,22 @@ def test_cells_are_large_enough_for_a_finger_on_a_phone(open_page: OpenPage) -> 
     assert box["height"] >= 24
     cell(page, "L8H7").tap()
     shown_map(page, "L8H7")
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_a_tap_on_a_head_brings_its_map_into_sight_and_the_keyboard_stays(
+    open_page: OpenPage, motion: str
+) -> None:
+    page = open_page(width=390, height=800, has_touch=True, reduced_motion=motion)
+    ready(page)
+    cell(page, "L2H3").focus()
+    before = page.evaluate("scrollY")
+    page.keyboard.press("Enter")
+    shown_map(page, "L2H3")
+    assert page.evaluate("scrollY") == before
+    cell(page, "L3H4").tap()
+    shown_map(page, "L3H4")
+    page.wait_for_function("document.querySelector('#attention .heads').getBoundingClientRect().top < 20")
 
 
 def test_nothing_moves_once_it_is_there(open_page: OpenPage) -> None:

@@ -435,7 +435,6 @@ def test_the_list_and_the_sizes_have_each_their_own_status(server: Server, open_
     expect(page.locator("#kv .main > .status")).to_have_text("Asking …")  # though the list is there
     expect(page.locator("#kv .answers")).to_have_attribute("aria-busy", "true")
     expect(page.get_by_role("listbox", name="Models")).to_have_attribute("aria-busy", "false")
-    page.unroute("**/v1/kv-cache")
     for route in held:
         route.continue_()
     expect(row(page, LLAMA)).to_be_visible()
