@@ -307,6 +307,17 @@ def test_two_heads_side_by_side_point_together(open_page: OpenPage) -> None:
     shown_map(page, "L8H7")
 
 
+def test_the_headline_is_in_sight_while_the_last_layers_are_pointed_at(open_page: OpenPage) -> None:
+    page = open_page(width=1366, height=650)
+    ready(page)
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    cell(page, "L23H3").hover()
+    headline = shown_map(page, "L23H3").locator(".headline")
+    expect(headline).to_contain_text("Layer 23, head 3")
+    box = headline.bounding_box()
+    assert 0 <= box["y"] <= 650 - box["height"]
+
+
 def test_a_kept_token_stands_in_the_address_and_on_both_maps(open_page: OpenPage) -> None:
     page = open_page()
     ready(page)
@@ -573,6 +584,8 @@ def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
     expect(page.locator("#attention .asking")).to_contain_text("1 token")
     assert page.locator("#attention td.missing").count() == 24 * 14
     expect(page.locator("#attention .scale")).to_contain_text("not applicable")
+    assert view(page).locator(".reading").bounding_box()["width"] >= 260
+    assert view(page).locator(".cells").bounding_box()["width"] <= 80
 
 
 @pytest.mark.parametrize("status", [429, 503])
