@@ -45,7 +45,7 @@ const SETTINGS = {
     wrong: `One of ${Object.keys(ENGINES).join(", ")}.`,
     options: Object.entries(ENGINES)},
   budget: {label: "Memory budget", member: "memory_budget_bytes", first: "", read: text => parseBytes(text) || null,
-    placeholder: "24 GiB, 24 GB", wrong: "More than 0, as 24 GiB (powers of 1024), 24 GB (powers of 1000), or in bytes."},
+    placeholder: "24 GiB, 24 GB", wrong: "More than 0, as 24 GiB or 24 GB."},
   encoder_tokens: {label: "Encoder tokens", member: "encoder_tokens", first: "", read: integer, wrong: WHOLE,
     placeholder: "as the model"},
 };
