@@ -585,7 +585,7 @@ def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
     assert page.locator("#attention td.missing").count() == 24 * 14
     expect(page.locator("#attention .scale")).to_contain_text("not applicable")
     assert view(page).locator(".reading").bounding_box()["width"] >= 260
-    assert view(page).locator(".cells").bounding_box()["width"] <= 80
+    assert view(page).locator(".cells").bounding_box()["width"] <= 152
 
 
 @pytest.mark.parametrize("status", [429, 503])
