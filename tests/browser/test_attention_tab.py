@@ -546,11 +546,11 @@ def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -
         """() => {
           const make = HTMLCanvasElement.prototype.toBlob;
           let slow = true;
-          window.made = 0;
+          let made = 0;
           HTMLCanvasElement.prototype.toBlob = function (done) {
             const late = slow ? 500 : 0;
             slow = false;
-            make.call(this, blob => setTimeout(() => { done(blob); window.made++; }, late));
+            make.call(this, blob => setTimeout(() => { done(blob); document.documentElement.dataset.made = ++made; }, late));
           };
         }"""
     )
@@ -558,9 +558,9 @@ def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -
     atlas = "node => node.style.getPropertyValue('--atlas')"
     page.emulate_media(color_scheme="dark")
     page.emulate_media(color_scheme="light")
-    page.wait_for_function("window.made === 1")
+    expect(page.locator("html")).to_have_attribute("data-made", "1")
     wanted = grid.evaluate(atlas)
-    page.wait_for_function("window.made === 2")
+    expect(page.locator("html")).to_have_attribute("data-made", "2")
     assert grid.evaluate(atlas) == wanted
 
 
@@ -698,7 +698,7 @@ def test_a_tap_on_a_head_brings_its_map_into_sight_and_the_keyboard_stays(
     assert page.evaluate("scrollY") == before
     cell(page, "L3H4").tap()
     shown_map(page, "L3H4")
-    page.wait_for_function("document.querySelector('#attention .heads').getBoundingClientRect().top < 20")
+    expect(view(page).locator("h2")).to_be_in_viewport()
 
 
 def test_nothing_moves_once_it_is_there(open_page: OpenPage) -> None:

@@ -185,6 +185,23 @@ def test_loading_is_told_and_waited_out_and_an_unreachable_service_is_told(
         expect(panel).to_have_text("It is back.")
 
 
+def test_a_question_that_is_given_up_while_it_waits_ends_at_once(
+    guarded: Server, open_page: OpenPage
+) -> None:
+    page = open_page(at(guarded))
+    page.route(
+        "**/v1/busy", lambda route: route.fulfill(status=503, headers={"Retry-After": "3600"}, body="{}")
+    )
+    ended = page.evaluate(
+        """async () => {
+          const {ask} = await import("./static/api.js"), given = new AbortController();
+          const waiting = () => given.abort();
+          return ask("v1/busy", {signal: given.signal, waiting}).catch(error => error.name);
+        }"""
+    )
+    assert ended == "AbortError"
+
+
 def test_the_text_is_in_no_address_that_is_asked_for_and_not_in_the_log(
     guarded: Server, open_page: OpenPage
 ) -> None:
