@@ -47,8 +47,9 @@ at("tabs").addEventListener("keydown", event => {
 });
 state.subscribe(names => { if (names.has("tab")) showTab(); });
 
-at("key-value").addEventListener("input", ({target}) => target.setCustomValidity(
-  target.value && !sendable(target.value) ? "A key has letters without accents, digits and signs only, and no spaces." : ""));
+const UNSENDABLE = "A key has letters without accents, digits and signs only, and no spaces.";
+at("key-value").addEventListener("input", ({target}) =>
+  target.setCustomValidity(target.value && !sendable(target.value) ? UNSENDABLE : ""));
 
 whenAKeyIsNeeded(why => new Promise(resolve => {
   at("key-why").textContent = why;

@@ -72,7 +72,8 @@ class AttentionTab {
       if (event.pointerType === "touch" && event.target.closest("td[data-name]")) toBeSeen(heads);
     });
     this.result.classList.remove("awaited");
-    this.scoring = new Loading(scoring, this.mosaicPart, {onCancel: () => { if (this.reading.running) this.reading.cancel(); }});
+    const onCancel = () => { if (this.reading.running) this.reading.cancel(); };
+    this.scoring = new Loading(scoring, this.mosaicPart, {onCancel});
     this.fetching = new Loading(fetching, this.views);
     const upTo = many => Array.from({length: many}, (_, index) => index);
     this.mosaic = new Mosaic(this.mosaicPart, {
@@ -89,7 +90,8 @@ class AttentionTab {
     this.text.addEventListener("keydown", event => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
     });
-    this.unit = element("select", {onchange: () => state.set({unit: this.unit.value === "word" ? "word" : null, token: null})},
+    const counted = () => state.set({unit: this.unit.value === "word" ? "word" : null, token: null});
+    this.unit = element("select", {onchange: counted},
       element("option", {textContent: "token"}), element("option", {textContent: "word"}));
     const dropped = () => state.set({first_token: this.drop.checked ? "drop" : null});
     this.drop = element("input", {type: "checkbox", onchange: dropped});
@@ -324,14 +326,16 @@ class AttentionTab {
       notes.add(`All maps at once are sent of up to ${plural(this.answers.longest, this.question.unit ?? "token")}. ` +
         "This text is longer: click a head, or press Enter on it, to get its map.");
     }
-    this.warnings.replaceChildren(...[...notes].map(note => element("li", {}, ...prose(note.replace(/^text 0\b/, "The text")))));
+    const here = note => note.replace(/^text 0\b/, "The text");  // there is one only
+    this.warnings.replaceChildren(...[...notes].map(note => element("li", {}, ...prose(here(note)))));
     this.warnings.hidden = !notes.size;
   }
 
   offer() {
     const {question, compared, kept} = this, {by} = this.mosaic.shown;
     const maps = (compared && compared !== kept ? [compared, kept] : [kept]).map(({layer, head, name}) => ({
-      what: `Map of ${name}`, title: `Map of ${name}${name === kept.name ? " (kept)" : ""}`, file: `attention-${name}`, path: "v1/attention",
+      what: `Map of ${name}`, title: `Map of ${name}${name === kept.name ? " (kept)" : ""}`,
+      file: `attention-${name}`, path: "v1/attention",
       body: {...question, layers: [layer], heads: [head]},
     }));
     const path = by === "label" ? "v1/heads" : `v1/heads?color=${by}`;
@@ -365,11 +369,12 @@ function buildMeanings() {
   const words = element("dl");
   const fill = scores => words.replaceChildren(...Object.entries(MEANINGS).flatMap(([name, meaning]) => [
     element("dt", {textContent: name}),
-    element("dd", {}, meaning, element("span", {className: "hint", textContent: scores ? ` ${scores.about(name)[1]}` : ""})),
+    element("dd", {}, meaning, element("span", {className: "hint", textContent: scores ? ` ${scores.numbers(name)}` : ""})),
   ]));
   fill(null);
-  const summary = element("summary", {textContent: "What do the words mean?"});
-  return {fill, part: element("details", {className: "meanings"}, summary, element("p", {textContent: NO_EXPLANATION}), words)};
+  const part = element("details", {className: "meanings"}, element("summary", {textContent: "What do the words mean?"}),
+    element("p", {textContent: NO_EXPLANATION}), words);
+  return {fill, part};
 }
 
 function buildNumbers() {

@@ -16,7 +16,8 @@ export class Export {
     this.loading = new Loading(status, this.files);
     const button = (textContent, onclick) => element("button", {type: "button", textContent, onclick});
     const copies = element("div", {className: "controls"},
-      button("Copy link", () => this.copy(location.href)), button("Copy curl command", () => this.copy(this.command.textContent)), status);
+      button("Copy link", () => this.copy(location.href)),
+      button("Copy curl command", () => this.copy(this.command.textContent)), status);
     this.node = element("div", {className: "export"}, this.files, copies,
       element("details", {}, element("summary", {textContent: "The same with curl"}), this.command));
   }

@@ -14,8 +14,8 @@ export class Loading {
     status.tabIndex = -1;
   }
 
-  // `work(signal, waiting)` asks and shows, see `ask` in api.js; it gives false where it left what was shown before. True when
-  // it was done, false when it failed or was overtaken
+  // `work(signal, waiting)` asks and shows, see `ask` in api.js; it gives false where it left what was shown before. True
+  // when it was done, false when it failed or was overtaken
   async run(doing, work) {
     this.running?.abort();
     const mine = this.running = new AbortController();
@@ -25,7 +25,8 @@ export class Loading {
     try {
       const shown = await work(mine.signal, (problem, seconds) => {
         clearTimeout(announce);
-        if (mine === this.running) this.say(`${problem.message} Asking again in ${seconds} s.`, {cancel: () => this.cancel()});
+        const told = `${problem.message} Asking again in ${seconds} s.`;
+        if (mine === this.running) this.say(told, {cancel: () => this.cancel()});
       });
       if (mine !== this.running) return false;
       this.say("");

@@ -102,11 +102,16 @@ export class Scores {
     node.ariaLabel = `${titleOf(head)}: ${said}`;
   }
 
-  // What a score means: in plain words, and how it is computed
-  about(name) {
+  // How a score is computed
+  numbers(name) {
     const {formula, baseline, threshold} = this.definitions[name] ?? {};
-    const numbers = [["Formula", formula], ["baseline", baseline], ["threshold", threshold]].filter(([, value]) => value != null);
-    return [MEANINGS[name] ?? "", numbers.map(([what, value]) => `${what}: ${value}`).join("; ")];
+    const told = [["Formula", formula], ["baseline", baseline], ["threshold", threshold]];
+    return told.filter(([, value]) => value != null).map(([what, value]) => `${what}: ${value}`).join("; ");
+  }
+
+  // What it means, in plain words and numbers
+  about(name) {
+    return [MEANINGS[name], this.numbers(name)].filter(Boolean).join(" ");
   }
 
   // A button for each label, with how many heads carry it
@@ -115,7 +120,9 @@ export class Scores {
     const counts = [...Object.entries(this.labels), [NONE, {count: without, fraction: without / this.heads.length}]];
     return counts.map(([label, {count, fraction}]) => {
       const share = count ? `· ${(100 * fraction).toFixed(1)} %` : "";
-      return labelButton(label, count, share, {disabled: !count, title: [`${count} of ${this.heads.length} heads.`, ...this.about(label)].join(" ").trim()});
+      return labelButton(label, count, share, {
+        disabled: !count, title: `${count} of ${this.heads.length} heads. ${this.about(label)}`,
+      });
     });
   }
 
@@ -178,7 +185,8 @@ export class Scores {
   header() {
     const names = ["score of", "score", "", "baseline", "excess", "argmax rate", "rows", "status",
       ...this.pooled ? ["sd", "95 % interval", "n"] : [], ...this.agreeing ? ["agree"] : []];
-    return element("tr", {}, ...names.map(textContent => textContent ? element("th", {scope: "col", textContent, title: COLUMNS[textContent] ?? ""}) : element("td")));
+    return element("tr", {}, ...names.map(textContent =>
+      textContent ? element("th", {scope: "col", textContent, title: COLUMNS[textContent] ?? ""}) : element("td")));
   }
 
   rows(head, by) {
@@ -197,7 +205,8 @@ export class Scores {
     const carried = head.labels.includes(name);
     const [status, why] = STATUS[score.status] ?? ["ok", ""];
     const node = element("tr", {},
-      element("th", {scope: "row", title: this.about(name).join(" ").trim()}, carried ? swatch(name) : element("span", {className: "swatch none"}), name),
+      element("th", {scope: "row", title: this.about(name)},
+        carried ? swatch(name) : element("span", {className: "swatch none"}), name),
       decimal(score.score), element("td", {}, bar), decimal(score.baseline), decimal(score.excess),
       decimal(score.argmax_rate), whole(score.rows), element("td", {textContent: status, title: why}));
     if (this.pooled) {

@@ -2,7 +2,9 @@
 
 import {element, format, prose, visible} from "./common.js";
 import {nameOf} from "./grid.js";
-import {badge, badged, bar, header, lettered, nameOfCandidate, percent, scrolled, UNDECIDED, withLetters} from "./candidates.js";
+import {
+  badge, badged, bar, header, lettered, nameOfCandidate, percent, scrolled, UNDECIDED, withLetters,
+} from "./candidates.js";
 
 const CAUTION = "Attention says where a head looks, not what the model takes the pronoun to mean. " +
   "One sentence selects no head: of heads that toss a coin many are right too.";

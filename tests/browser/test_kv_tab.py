@@ -455,7 +455,9 @@ def test_a_config_beside_eight_models_says_which_is_left_out(server: Server, ope
     expect(row(page, ids[7])).to_be_visible()
 
 
-def test_a_field_that_is_wrong_leaves_the_last_answer_dimmed_and_itself_in_its_place(open_tab: OpenPage) -> None:
+def test_a_field_that_is_wrong_leaves_the_last_answer_dimmed_and_itself_in_its_place(
+    open_tab: OpenPage,
+) -> None:
     page = open_tab(f"&models={LLAMA}")
     expect(row(page, LLAMA)).to_be_visible()
     field = page.get_by_label("Memory budget", exact=True)

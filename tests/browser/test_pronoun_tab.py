@@ -366,7 +366,7 @@ def test_a_candidate_after_the_pronoun_has_no_score_and_the_warning_says_why(ope
     page = open_page(link())
     page.locator("#pronoun").get_by_label("Example").select_option(label="a candidate after the pronoun")
     expect(page.locator("#pronoun .notes")).to_contain_text(
-        "comes after the pronoun, whose row cannot attend to it", timeout=30_000
+        'Candidate A "cat" comes after the pronoun, whose row cannot attend to it', timeout=30_000
     )
     expect(page.locator("#pronoun .notes")).to_contain_text(
         "Every candidate comes after the pronoun, so none is predicted"
