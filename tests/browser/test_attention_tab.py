@@ -550,7 +550,8 @@ def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -
           HTMLCanvasElement.prototype.toBlob = function (done) {
             const late = slow ? 500 : 0;
             slow = false;
-            make.call(this, blob => setTimeout(() => { done(blob); document.documentElement.dataset.made = ++made; }, late));
+            const give = blob => { done(blob); document.documentElement.dataset.made = ++made; };
+            make.call(this, blob => setTimeout(give, late, blob));
           };
         }"""
     )
