@@ -106,9 +106,9 @@ export class Verdict {
   }
 }
 
-// Begins with the badge of the candidate that it is of
+// A candidate that it begins with has its badge in place of its number
 function warning({message}) {
-  const named = Array.from(message.matchAll(/^candidate (\d+) /g), ([, index]) => badge(Number(index)));
-  const text = withLetters(message.charAt(0).toUpperCase() + message.slice(1));
-  return element("li", {}, ...named, named.length ? " " : "", ...prose(text));
+  const [begin, index] = message.match(/^candidate (\d+) /) ?? [""], rest = withLetters(message.slice(begin.length));
+  const named = index === undefined ? [] : [badge(Number(index)), " "];
+  return element("li", {}, ...named, ...prose(named.length ? rest : rest.charAt(0).toUpperCase() + rest.slice(1)));
 }
