@@ -428,7 +428,7 @@ def test_a_question_takes_less_than_a_tenth_of_a_second(server: Server) -> None:
 
 
 def test_the_list_and_the_sizes_have_each_their_own_status(server: Server, open_page: OpenPage) -> None:
-    page = open_page("about:blank")
+    page = open_page(f"http://127.0.0.1:{server.port}/static/icon.svg")
     held: list[Any] = []
     page.route("**/v1/kv-cache", lambda route: held.append(route))
     page.goto(f"http://127.0.0.1:{server.port}/#tab=kv&models=llama-2-7b")
