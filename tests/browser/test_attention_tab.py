@@ -558,6 +558,7 @@ def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -
     grid = page.locator("#attention .head-grid")
     atlas = "node => node.style.getPropertyValue('--atlas')"
     page.emulate_media(color_scheme="dark")
+    page.evaluate("() => new Promise(requestAnimationFrame)")  # a scheme that no frame has seen is no change
     page.emulate_media(color_scheme="light")
     expect(page.locator("html")).to_have_attribute("data-made", "1")
     wanted = grid.evaluate(atlas)
