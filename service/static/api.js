@@ -7,6 +7,11 @@ export class Problem extends Error {
     Object.assign(this, {status, body, retryAfter, slug: body?.type?.split("/").at(-1) ?? null});
   }
 
+  // The same in other words
+  told(detail) {
+    return new Problem(this.status, {...this.body, detail}, this.retryAfter);
+  }
+
   get errors() {
     return this.body?.errors ?? [];
   }
@@ -17,7 +22,10 @@ export class Problem extends Error {
 }
 
 const MOST_WAITS = 20;
-let key = sessionStorage.getItem("key");
+const SENDABLE = /^[!-~]+$/;  // what a header can hold, and the service takes as a key
+export const sendable = key => SENDABLE.test(key);
+
+let key = sessionKey();
 let askForKey = async () => null;
 
 // Where the service wants a key: `ask` is called with why, and gives one, or null to give up
@@ -40,7 +48,7 @@ export async function ask(path, {body, accept = "application/json", signal, wait
         if (used !== key) continue;  // another question was given one meanwhile
         const given = await askForKey(error.message);
         if (given === null) throw error;
-        sessionStorage.setItem("key", key = given);
+        key = given;
       } else if ((error.status === 429 || error.status === 503) && error.retryAfter !== null && waits < MOST_WAITS) {
         waiting(error, error.retryAfter);
         await pause(error.retryAfter, signal);
@@ -63,10 +71,28 @@ async function once(path, {body, accept, signal}) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, null);
   }
+  if (key !== null && response.status !== 401) keepKey();
   if (response.ok) return response;
   const problem = await response.json().catch(() => null);
+  signal?.throwIfAborted();  // what was given up has no problem
   const seconds = Number(response.headers.get("Retry-After") ?? NaN);
   throw new Problem(response.status, problem, Number.isFinite(seconds) ? seconds : null);
+}
+
+// A browser may let the page store nothing: then a key lasts until the page is left
+function sessionKey() {
+  try {
+    const stored = sessionStorage.getItem("key");
+    return stored !== null && sendable(stored) ? stored : null;
+  } catch {
+    return null;
+  }
+}
+
+function keepKey() {
+  try {
+    sessionStorage.setItem("key", key);
+  } catch {}
 }
 
 async function pause(seconds, signal) {

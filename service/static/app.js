@@ -1,7 +1,7 @@
 // The page: its tabs, what the service says of itself, and the key it may want
 
 import {at, element, provenance, replacement, visible} from "./common.js";
-import {Problem, ask, askJson, whenAKeyIsNeeded} from "./api.js";
+import {Problem, ask, askJson, sendable, whenAKeyIsNeeded} from "./api.js";
 import {Loading} from "./loading.js";
 import * as state from "./state.js";
 
@@ -10,7 +10,7 @@ const TABS = {attention: "./attention.js", pronoun: "./pronoun.js", kv: "./kv.js
 const mounted = new Set();
 
 const tabs = [...at("tabs").children];
-const chosen = () => state.get("tab") in TABS ? state.get("tab") : "attention";
+const chosen = () => Object.hasOwn(TABS, state.get("tab")) ? state.get("tab") : "attention";
 
 async function showTab() {
   const name = chosen();
@@ -47,11 +47,16 @@ at("tabs").addEventListener("keydown", event => {
 });
 state.subscribe(names => { if (names.has("tab")) showTab(); });
 
+const UNSENDABLE = "A key has letters without accents, digits and signs only, and no spaces.";
+at("key-value").addEventListener("input", ({target}) =>
+  target.setCustomValidity(target.value && !sendable(target.value) ? UNSENDABLE : ""));
+
 whenAKeyIsNeeded(why => new Promise(resolve => {
   at("key-why").textContent = why;
   at("key").addEventListener("close", () => resolve(at("key").returnValue === "use" ? at("key-value").value : null), {once: true});
   if (at("key").open) return;
   at("key-value").value = "";
+  at("key-value").setCustomValidity("");
   at("key").returnValue = "";
   at("key").showModal();
 }));
@@ -64,6 +69,7 @@ const model = new Promise(resolve => {
     await ask("health/ready", {signal, waiting});
     const answer = await askJson("v1/model", {signal, waiting});
     const {id} = answer.model;
+    at("weights").textContent = visible(id.slice(1 + Math.max(id.lastIndexOf("/"), id.lastIndexOf(":"))));
     at("model").replaceChildren(element("bdi", {textContent: visible(provenance(answer.model)), title: visible(id)}));
     if (answer.model.fallback) at("model").append(element("p", {className: "warning", textContent: visible(replacement(answer.model))}));
     resolve(answer);

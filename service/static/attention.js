@@ -1,6 +1,6 @@
 // The tab Attention: a text, the mosaic of all heads, and the map of one of them, or of two side by side
 
-import {element, plural, visible} from "./common.js";
+import {element, plural, prose} from "./common.js";
 import {Problem} from "./api.js";
 import {Answers} from "./answers.js";
 import {Export} from "./export.js";
@@ -8,6 +8,7 @@ import {nameOf, titleOf} from "./grid.js";
 import {Loading} from "./loading.js";
 import {MapView} from "./map.js";
 import {Mosaic} from "./mosaic.js";
+import {MEANINGS} from "./scores.js";
 import {edited, FIRST_TEXT, marked, written} from "./marks.js";
 import * as state from "./state.js";
 
@@ -41,7 +42,7 @@ class AttentionTab {
     this.warnings = element("ul", {className: "warnings", hidden: true});
     this.result = element("div", {className: "result"}, element("div", {className: "mosaic"}), element("div", {className: "heads"}));
     this.result.classList.add("awaited");
-    this.reading = new Loading(reading, this.result);
+    this.reading = new Loading(reading, this.result, {keeps: true, onCancel: () => this.scoring?.stop()});
     panel.replaceChildren(this.form, reading, this.warnings, this.result);
     this.fillForm();
     state.subscribe(names => this.onState(names));
@@ -52,24 +53,27 @@ class AttentionTab {
     const [scoring, fetching] = [status(), status()];
     this.mosaicPart = element("div", {className: "mosaic"});
     [this.left, this.right] = ["left", "right"].map(buildView);
-    this.left.view = new MapView(this.left.map, {onPoint: token => this.point(this.right.view, token)});
-    this.right.view = new MapView(this.right.map, {onPoint: token => this.point(this.left.view, token)});
+    const onKeep = token => state.set({token}, {replace: true});
+    this.left.view = new MapView(this.left.map, {onPoint: token => this.point(this.right.view, token), onKeep});
+    this.right.view = new MapView(this.right.map, {onPoint: token => this.point(this.left.view, token), onKeep});
     const compare = () => state.set({compare: this.compared ? null : this.kept.name});
     this.compareButton = element("button", {type: "button", onclick: compare});
     this.compareHint = element("span", {className: "quiet"});
     this.views = element("div", {className: "views"}, this.left.part, this.right.part);
     this.export = new Export();
     this.numbers = buildNumbers();
+    this.meanings = buildMeanings();
     const heads = element("section", {className: "heads", ariaLabel: "The head"},
       element("div", {className: "controls"}, this.compareButton, this.compareHint), fetching, this.views,
-      this.export.node, this.numbers.part);
+      this.export.node, this.numbers.part, this.meanings.part);
     const all = element("section", {className: "all-heads", ariaLabel: "All heads"}, scoring, this.mosaicPart);
     this.result.replaceChildren(all, heads);
     this.mosaicPart.addEventListener("click", event => {
       if (event.pointerType === "touch" && event.target.closest("td[data-name]")) toBeSeen(heads);
     });
     this.result.classList.remove("awaited");
-    this.scoring = new Loading(scoring, this.mosaicPart);
+    const onCancel = () => { if (this.reading.running) this.reading.cancel(); };
+    this.scoring = new Loading(scoring, this.mosaicPart, {onCancel});
     this.fetching = new Loading(fetching, this.views);
     const upTo = many => Array.from({length: many}, (_, index) => index);
     this.mosaic = new Mosaic(this.mosaicPart, {
@@ -82,14 +86,17 @@ class AttentionTab {
 
   buildForm() {
     this.text = element("textarea", {rows: 2, dir: "auto", spellcheck: false});
+    this.text.addEventListener("input", () => this.mark());
     this.text.addEventListener("keydown", event => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
     });
-    this.unit = element("select", {onchange: () => state.set({unit: this.unit.value === "word" ? "word" : null})},
+    const counted = () => state.set({unit: this.unit.value === "word" ? "word" : null, token: null});
+    this.unit = element("select", {onchange: counted},
       element("option", {textContent: "token"}), element("option", {textContent: "word"}));
     const dropped = () => state.set({first_token: this.drop.checked ? "drop" : null});
     this.drop = element("input", {type: "checkbox", onchange: dropped});
     this.length = element("span", {className: "quiet"});
+    this.typed = element("span", {className: "quiet", role: "status"});
     const take = text => {
       this.text.value = text;
       this.submit();
@@ -106,7 +113,7 @@ class AttentionTab {
         element("button", {textContent: "Look", className: "look", title: "Ctrl+Enter"}),
         element("label", {}, "Unit ", this.unit),
         element("label", {title: "Takes its column away and renormalises the rest: many heads rest on the first token"},
-          this.drop, "Drop the first token (the sink)"), this.length),
+          this.drop, "Drop the first token (the sink)"), this.length, this.typed),
       element("div", {className: "controls examples", role: "group", ariaLabel: "Examples"},
         element("span", {className: "quiet", textContent: "Examples"}), ...examples));
   }
@@ -140,6 +147,14 @@ class AttentionTab {
     if (withText) this.text.value = text;
     this.unit.value = unit ?? "token";
     this.drop.checked = first_token === "drop";
+    this.mark();
+  }
+
+  // What is typed and not asked for yet is not what is on show
+  mark() {
+    const typed = this.text.value !== this.question.text;
+    this.form.classList.toggle("typed", typed);
+    this.typed.textContent = typed ? "Shown is the text before: press Look." : "";
   }
 
   onState(names) {
@@ -151,6 +166,7 @@ class AttentionTab {
     if (!this.mosaic) return;  // `start` reads what the address says by then
     if (any("by", "kind", "label")) this.color();
     if (any("layer", "head", "compare")) this.keep();
+    if (any("token")) for (const {view} of [this.left, this.right]) view.hold(state.integer("token"));
     // The other tabs have the same text, and may change it
     if (this.stale && state.get("tab", "attention") === "attention") this.read();
   }
@@ -177,7 +193,7 @@ class AttentionTab {
   }
 
   onShow(cell, kept) {
-    if (kept && cell !== this.kept) state.set({layer: cell.layer, head: cell.head});
+    if (kept && cell !== this.kept) state.set({layer: cell.layer, head: cell.head}, {replace: true});
     else this.showLater(cell);
   }
 
@@ -211,7 +227,10 @@ class AttentionTab {
         if (fits) this.score(question);
         this.maps = fits ? await this.answers.maps(question, options) : null;
       } catch (error) {
-        if (error.name !== "AbortError") this.result.hidden = true;  // it is of another text
+        if (error.name !== "AbortError") {  // what was shown is of another text
+          this.result.hidden = true;
+          this.length.textContent = "";
+        }
         throw advised(error);
       }
       this.result.hidden = false;
@@ -228,6 +247,7 @@ class AttentionTab {
       this.scores = await this.answers.scores(question.text, {signal, waiting});
       this.scored = question.text;
       this.mosaic.fill(this.scores);
+      this.meanings.fill(this.scores);
       this.show(this.mosaic.grid.current);
       this.tell();
     });
@@ -276,6 +296,7 @@ class AttentionTab {
       const head = scores?.byName.get(one.name), note = one === kept && !this.compared ? "kept" : "";
       side.headline.replaceChildren(...head ? scores.headline(head, shown, note) : [element("h2", {textContent: titleOf(one)})]);
       if (this.maps) this.showMap(side, this.maps.of(one.name));
+      else if (side.view.map?.name !== one.name) side.part.classList.add("awaited");
     }
     if (this.maps === null && pointed === kept) this.fetch();
     this.numbers.part.hidden = !scores;
@@ -289,6 +310,7 @@ class AttentionTab {
   showMap({part, view}, map) {
     part.classList.remove("awaited");
     view.show(map);
+    view.hold(state.integer("token"));
   }
 
   // The other of two views follows, unless it still shows another text
@@ -304,14 +326,16 @@ class AttentionTab {
       notes.add(`All maps at once are sent of up to ${plural(this.answers.longest, this.question.unit ?? "token")}. ` +
         "This text is longer: click a head, or press Enter on it, to get its map.");
     }
-    this.warnings.replaceChildren(...[...notes].map(note => element("li", {textContent: visible(note)})));
+    const here = note => note.replace(/^text 0\b/, "The text");  // there is one only
+    this.warnings.replaceChildren(...[...notes].map(note => element("li", {}, ...prose(here(note)))));
     this.warnings.hidden = !notes.size;
   }
 
   offer() {
     const {question, compared, kept} = this, {by} = this.mosaic.shown;
     const maps = (compared && compared !== kept ? [compared, kept] : [kept]).map(({layer, head, name}) => ({
-      what: `Map of ${name}`, file: `attention-${name}`, path: "v1/attention",
+      what: `Map of ${name}`, title: `Map of ${name}${name === kept.name ? " (kept)" : ""}`,
+      file: `attention-${name}`, path: "v1/attention",
       body: {...question, layers: [layer], heads: [head]},
     }));
     const path = by === "label" ? "v1/heads" : `v1/heads?color=${by}`;
@@ -330,12 +354,27 @@ function toBeSeen(node) {
 
 function advised(error) {
   if (!(error instanceof Problem && error.has("text_too_long"))) return error;
-  return new Problem(error.status, {...error.body, detail: `${error.message} Look at a part of it.`});
+  return error.told(`${error.message} Look at a part of it.`);
 }
 
 function buildView(className) {
   const headline = element("div", {className: "headline"}), map = element("div");
   return {headline, map, part: element("article", {className}, headline, map)};
+}
+
+const NO_EXPLANATION = "Attention is what a head weighs, not why the model answers as it does: a map is no explanation. " +
+  "A label says that a score passes its threshold in this text; in another text the same head may do otherwise.";
+
+function buildMeanings() {
+  const words = element("dl");
+  const fill = scores => words.replaceChildren(...Object.entries(MEANINGS).flatMap(([name, meaning]) => [
+    element("dt", {textContent: name}),
+    element("dd", {}, meaning, element("span", {className: "hint", textContent: scores ? ` ${scores.numbers(name)}` : ""})),
+  ]));
+  fill(null);
+  const part = element("details", {className: "meanings"}, element("summary", {textContent: "What do the words mean?"}),
+    element("p", {textContent: NO_EXPLANATION}), words);
+  return {fill, part};
 }
 
 function buildNumbers() {

@@ -8,6 +8,9 @@ export const UNDECIDED = "none";  // stands in the place of a candidate's index
 
 // A to Z, then A2 and so on
 export const letterOf = index => String.fromCharCode(65 + index % 26) + (index < 26 ? "" : 1 + Math.floor(index / 26));
+// The service names candidates by number
+export const withLetters = text =>
+  text.replace(/\b(candidate) (\d+)\b/gi, (_, word, index) => `${word} ${letterOf(Number(index))}`);
 export const choiceClass = index => `choice choice-${index % COLORS}`;
 export const badge = index => element("span", {className: `badge ${choiceClass(index)}`, textContent: letterOf(index)});
 

@@ -47,6 +47,10 @@ export function beginning(text, longest) {
 // Of a model that was taken because another could not be: a sentence for who looks
 export const replacement = ({id, fallback}) => `The first choice of weights could not be had: ${fallback}. Those of ${id} are used instead.`;
 
+// Words between backticks as code
+export const prose = text =>
+  visible(text).split("`").map((part, place) => place % 2 ? element("code", {textContent: part}) : part);
+
 export const plural = (many, what) => `${many} ${what}${many === 1 ? "" : "s"}`;
 export const unique = values => [...new Set(values)];
 export const format = weight => Math.abs(weight) >= 0.001 || weight === 0 ? weight.toFixed(3) : weight.toExponential(0);

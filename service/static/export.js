@@ -16,15 +16,16 @@ export class Export {
     this.loading = new Loading(status, this.files);
     const button = (textContent, onclick) => element("button", {type: "button", textContent, onclick});
     const copies = element("div", {className: "controls"},
-      button("Copy link", () => this.copy(location.href)), button("Copy curl command", () => this.copy(this.command.textContent)));
-    this.node = element("div", {className: "export"}, this.files, copies, status,
+      button("Copy link", () => this.copy(location.href)),
+      button("Copy curl command", () => this.copy(this.command.textContent)), status);
+    this.node = element("div", {className: "export"}, this.files, copies,
       element("details", {}, element("summary", {textContent: "The same with curl"}), this.command));
   }
 
-  // `questions`: [{what, path, body, file, formats}, …], POSTs; `commands`: those that stand as commands
+  // `questions`: [{what, title?, path, body, file, formats?}, …], POSTs; `commands`: those that stand as commands
   offer(questions, commands = questions) {
     this.files.replaceChildren(...questions.map(question => element("div", {className: "files", role: "group", ariaLabel: question.what},
-      element("span", {className: "quiet", textContent: question.what}),
+      element("span", {className: "quiet", textContent: question.title ?? question.what}),
       ...(question.formats ?? SHOWN).map(format => element("button",
         {type: "button", textContent: format, ariaLabel: `${question.what} as ${format}`, onclick: () => this.save(question, format)})))));
     this.command.textContent = commands.map(curl).join("\n\n");

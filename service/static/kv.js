@@ -44,8 +44,8 @@ const SETTINGS = {
   engine: {label: "Engine", member: "engine", first: "ideal", read: oneOf(Object.keys(ENGINES)),
     wrong: `One of ${Object.keys(ENGINES).join(", ")}.`,
     options: Object.entries(ENGINES)},
-  budget: {label: "Memory budget", member: "memory_budget_bytes", first: "", read: parseBytes,
-    placeholder: "24 GiB, 24 GB", wrong: "As 24 GiB (powers of 1024), 24 GB (powers of 1000), or in bytes."},
+  budget: {label: "Memory budget", member: "memory_budget_bytes", first: "", read: text => parseBytes(text) || null,
+    placeholder: "24 GiB, 24 GB", wrong: "More than 0, as 24 GiB or 24 GB."},
   encoder_tokens: {label: "Encoder tokens", member: "encoder_tokens", first: "", read: integer, wrong: WHOLE,
     placeholder: "as the model"},
 };
@@ -81,7 +81,7 @@ class Tab {
       onConfig: config => { this.config = config; this.refresh(); },
     });
     this.chart = new Chart(this.plot, {onPoint: tokens => this.readOff(tokens), onChoose: tokens => state.set({tokens})});
-    this.loading = new Loading(this.status, this.answers);
+    this.loading = new Loading(this.status, this.answers, {keeps: true});
     this.listing = new Loading(this.picker.status, this.picker.list);
   }
 
@@ -152,8 +152,9 @@ class Tab {
     this.showEncoder(entries, values);
     this.empty.hidden = entries.length > 0;
     if (!values || !entries.length) {
-      this.answers.hidden = true;
       this.loading.stop();  // what is still asked for is of no use any more
+      this.answers.hidden = !entries.length || !this.answered;
+      this.answers.ariaBusy = String(!values);  // the last answer is of other settings
       return;
     }
     const known = entries.map(({preset, source}) => preset ? preset.max_tokens : longestOf(source.config))
@@ -167,10 +168,11 @@ class Tab {
         const [one, curve] = await Promise.all([asked, drawn]);
         return {...one, points: one.answer ? pointsOf(one.answer, curve) : null};
       }));
+      this.place(told);
+      if (this.answered && told.every(({problem}) => problem && this.ofField(problem))) return false;
       const readable = [...new Set([...stops, values.tokens])].sort((one, other) => one - other);
       this.answered = {entries: told, values, stops: readable};
       this.answers.hidden = false;
-      this.place(told);
       this.draw();
       this.write();
     });

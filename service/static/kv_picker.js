@@ -1,6 +1,6 @@
 // Which models: a list to search and to tick, and a config.json to paste
 
-import {element, visible} from "./common.js";
+import {beginning, element, visible} from "./common.js";
 import {binary, grouped} from "./bytes.js";
 
 export const MOST = 8;  // lines whose colours can be told apart, and models that one export holds
@@ -131,8 +131,13 @@ export class Picker {
 
 function read(text) {
   if (!text.trim()) return [null, "Nothing is pasted yet."];
+  let endless = null;  // 1e400 is one, and would be null on its way to the service
   try {
-    const config = JSON.parse(text);
+    const config = JSON.parse(text, (name, value) => {
+      if (value === Infinity || value === -Infinity) endless = name;
+      return value;
+    });
+    if (endless !== null) return [null, `The number at ${visible(beginning(endless, 40))} is too large.`];
     const isObject = config !== null && typeof config === "object" && !Array.isArray(config);
     if (!isObject) return [null, "A config.json is a JSON object: {…}."];
     return depth(config) > DEEPEST ? [null, "This is nested too deeply."] : [config, null];

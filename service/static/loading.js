@@ -6,27 +6,31 @@ import {Problem} from "./api.js";
 const PATIENCE = 150;  // milliseconds; what comes sooner is not announced
 
 // One question at a time: the next one ends the one before. `status` tells how it goes (role="status" in the page);
-// `panel`, which the answer will fill, is dimmed meanwhile
+// `panel`, which the answer will fill, is dimmed meanwhile. Where it `keeps` what was answered before, it stays dimmed
+// until there is an answer: what it shows is of another question. `onCancel` is called when the user gives up
 export class Loading {
-  constructor(status, panel) {
-    Object.assign(this, {status, panel, running: null});
+  constructor(status, panel, {keeps = false, onCancel = () => {}} = {}) {
+    Object.assign(this, {status, panel, keeps, onCancel, running: null});
     status.tabIndex = -1;
   }
 
-  // `work(signal, waiting)` asks and shows, see `ask` in api.js. True when it was done, false when it failed or was overtaken
+  // `work(signal, waiting)` asks and shows, see `ask` in api.js; it gives false where it left what was shown before. True
+  // when it was done, false when it failed or was overtaken
   async run(doing, work) {
     this.running?.abort();
     const mine = this.running = new AbortController();
     const announce = setTimeout(() => { if (mine === this.running) this.say(doing); }, PATIENCE);
     this.panel.ariaBusy = "true";
+    let done = false;
     try {
-      await work(mine.signal, (problem, seconds) => {
+      const shown = await work(mine.signal, (problem, seconds) => {
         clearTimeout(announce);
-        if (mine === this.running) this.say(`${problem.message} Asking again in ${seconds} s.`, {cancel: () => mine.abort()});
+        const told = `${problem.message} Asking again in ${seconds} s.`;
+        if (mine === this.running) this.say(told, {cancel: () => this.cancel()});
       });
       if (mine !== this.running) return false;
       this.say("");
-      return true;
+      return done = shown !== false;
     } catch (error) {
       if (mine !== this.running) return false;
       if (error.name === "AbortError") this.say("Cancelled.", {retry: () => this.run(doing, work)});
@@ -35,8 +39,17 @@ export class Loading {
       return false;
     } finally {
       clearTimeout(announce);
-      if (mine === this.running) this.panel.ariaBusy = "false";
+      if (mine === this.running) {
+        this.panel.ariaBusy = String(this.keeps && !done);
+        this.running = null;
+      }
     }
+  }
+
+  // As the user does
+  cancel() {
+    this.running?.abort();
+    this.onCancel();
   }
 
   // Ends the question under way, if any, and takes away what was said

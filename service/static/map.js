@@ -8,15 +8,18 @@ const MOST_LISTED = 6;
 const MOST_SPREAD = 1.4;  // of a line of tokens, times the width that it needs
 const LINE_HEIGHT = {least: 56, most: 190};  // of the arcs above a line of tokens
 const HEAT_MAP_WIDTH = {least: 280, most: 500}, GAP = 24, TWO_PARTS_WIDTH = 620;
+const LEAST_READING = 260;  // pixels, beside the heat map: of few tokens too
+const MOST_CELL = 72;
 const MOST_LINEAR = 100;  // tokens; of more, most weights are too small for a linear heat map
 const LEAST_NAMED = 13, NAMES_WIDTH = 80;  // pixels of a cell that is named, and of the names
 const DIRECTIONS = {from: "where it attends to", to: "what attends to it"};
 const VIEWS = {both: "arcs and heat map", arcs: "arcs", map: "heat map"};
 
 export class MapView {
-  // Fills `root`. `onPoint(token)` is called when the user points at a token or keeps it, with null when they let go
-  constructor(root, {onPoint = () => {}, view = "both"} = {}) {
-    Object.assign(this, {root, onPoint, map: null, shown: null, kept: null, width: 0, states: {}, marks: []});
+  // Fills `root`. `onPoint(token)` is called when the user points at a token or keeps it, with null when they let go;
+  // `onKeep(token)` when they keep it, or with null let go of it
+  constructor(root, {onPoint = () => {}, onKeep = () => {}, view = "both"} = {}) {
+    Object.assign(this, {root, onPoint, onKeep, map: null, shown: null, kept: null, width: 0, states: {}, marks: []});
     this.direction = choice(DIRECTIONS, () => this.again());
     this.view = choice(VIEWS, () => this.layOut());
     this.view.value = view;
@@ -84,6 +87,13 @@ export class MapView {
     if (this.map) this.present(token === null ? this.kept : {token});
   }
 
+  // As if the user kept the token, or none; `onKeep` does not hear of it
+  hold(token) {
+    if (!this.map || (this.kept?.token ?? null) === token || token >= this.map.axis.length) return;
+    this.kept = token === null ? null : {token};
+    this.present(this.kept);
+  }
+
   turn() {
     const from = this.direction.value === "from", rows = new Set(this.map.rows);
     this.arcs.dataset.direction = this.direction.value;
@@ -126,11 +136,13 @@ export class MapView {
     arcs.dataset.form = "line";
     this.tokens.style.width = "";
     const needed = this.tokens.offsetWidth, line = needed <= room;
-    const least = line && view === "both" ? needed + GAP + HEAT_MAP_WIDTH.least : TWO_PARTS_WIDTH;
+    const reading = Math.max(needed, LEAST_READING);
+    const least = line && view === "both" ? reading + GAP + HEAT_MAP_WIDTH.least : TWO_PARTS_WIDTH;
     const beside = view !== "arcs" && room >= least;
     if (!line) arcs.dataset.form = "columns";
     parts.classList.toggle("beside", beside);
-    heat.style.maxWidth = `${beside && line && view === "both" ? Math.min(HEAT_MAP_WIDTH.most, room - needed - GAP) : HEAT_MAP_WIDTH.most}px`;
+    const most = Math.min(HEAT_MAP_WIDTH.most, NAMES_WIDTH + MOST_CELL * this.map.axis.length);
+    heat.style.maxWidth = `${beside && line && view === "both" ? Math.min(most, room - reading - GAP) : most}px`;
     if (line) this.tokens.style.width = `${Math.min(this.arcs.parentNode.clientWidth, MOST_SPREAD * needed)}px`;
     if (!arcs.hidden) this.measure(line);
     if (!heat.hidden) this.nameCells();
@@ -341,6 +353,7 @@ export class MapView {
       if (event.key !== "Escape" || !this.kept) return;
       this.kept = null;
       this.look(null);
+      this.onKeep(null);
     });
   }
 
@@ -355,6 +368,7 @@ export class MapView {
     this.kept = again ? null : what;
     this.present(this.kept);
     this.onPoint(this.kept?.token ?? null);
+    this.onKeep(this.kept?.token ?? null);
   }
 
   // In the other direction

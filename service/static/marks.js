@@ -14,9 +14,9 @@ export function marked() {
   };
 }
 
-// The other way round: what the address is to say
+// The other way round: what the address is to say. A token that was kept on a map was one of the text before
 export function written({text, pronoun, candidates, gold}) {
-  return {text, pronoun: write(pronoun ? [pronoun] : []), candidates: write(candidates), gold};
+  return {text, pronoun: write(pronoun ? [pronoun] : []), candidates: write(candidates), gold, token: null};
 }
 
 // The marks follow the words that an edit has left as they were

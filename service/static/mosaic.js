@@ -2,7 +2,7 @@
 
 import {element, fill} from "./common.js";
 import {HeadGrid, titleOf} from "./grid.js";
-import {emptyLegend, UNITS} from "./scores.js";
+import {emptyLegend, SINGLED_OUT, UNITS} from "./scores.js";
 
 const LEVELS = 256;
 const MEASURES = ["label", ...Object.keys(UNITS).filter(name => name !== "custom")];
@@ -40,11 +40,11 @@ export class Mosaic {
     this.paint();
   }
 
-  // An address may name a score that there is not
-  color(shown) {
-    this.shown = MEASURES.includes(shown.by) ? shown : {...shown, by: "label"};
+  // An address may name a score or a label that there is not
+  color({by, kind, only}) {
+    this.shown = {by: MEASURES.includes(by) ? by : "label", kind, only: SINGLED_OUT.includes(only) ? only : null};
     this.by.value = this.shown.by;
-    this.kind.value = shown.kind;
+    this.kind.value = kind;
     this.kindChoice.hidden = this.shown.by === "label" || this.shown.by === "entropy";
     this.paint();
   }

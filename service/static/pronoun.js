@@ -1,7 +1,8 @@
 // The tab of pronouns: which candidate does every head attend to from the pronoun? What is asked stands in the address
 
-import {element} from "./common.js";
+import {element, prose} from "./common.js";
 import {askJson, Problem, root} from "./api.js";
+import {withLetters} from "./candidates.js";
 import {Choices} from "./choices.js";
 import {Export} from "./export.js";
 import {Loading} from "./loading.js";
@@ -99,13 +100,13 @@ class PronounTab {
     this.verdict = new Verdict(this.result);
     this.choices = new Choices(this.result, {
       onPoint: head => this.verdict.point(head),
-      onKeep: (layer, head) => state.set({layer, head}),
+      onKeep: (layer, head) => state.set({layer, head}, {replace: true}),
       mapOf: (layer, head) => state.address({tab: null, layer, head, text: this.last.text}),
     });
     this.export = new Export();
     this.result.append(this.export.node, element("p", {className: "hint"}, "How often is a head right, on many sentences? See ",
       element("a", {href: new URL(EVALUATION, root).href, textContent: "POST /v1/coreference/evaluate"}), "."));
-    this.loading = new Loading(this.status, this.result);
+    this.loading = new Loading(this.status, this.result, {keeps: true});
     this.expectation = new Loading(this.verdict.expecting, this.verdict.twin);
     state.subscribe(names => this.#follow(names));
     this.#follow(new Set());
@@ -119,7 +120,7 @@ class PronounTab {
       const select = element("select", {onchange: () => state.set({[name]: select.value === first ? null : select.value})}, ...options);
       select.setAttribute("aria-describedby", id);
       this.selects[name] = select;
-      return element("div", {}, element("label", {}, name, select), element("p", {className: "hint", id, textContent: about}));
+      return element("div", {}, element("label", {}, name, select), element("p", {className: "hint", id}, ...prose(about)));
     });
     return element("details", {className: "options"}, element("summary", {textContent: "How the attention is read"}), ...rows);
   }
@@ -171,6 +172,7 @@ class PronounTab {
     const index = EXAMPLES.findIndex(({text}) => text === view.text);
     this.example.value = index < 0 ? "" : String(index);
     this.flip.disabled = EXAMPLES[index]?.twin === undefined;
+    this.flip.title = this.flip.disabled ? "Only some of the examples have a twin: a sentence that differs in little" : "";
     this.result.classList.toggle("has-twin", twinOf(view) !== null);
     for (const [name, select] of Object.entries(this.selects)) select.value = view.options[name];
     if (!this.#askAnew() && (names.has("layer") || names.has("head"))) this.#keep();
@@ -192,7 +194,7 @@ class PronounTab {
     if (!text.trim()) return "Type a sentence with a pronoun in it, or take an example.";
     if (!pronoun) return "Now mark the pronoun: click it in the text above.";
     if (!candidates.length) return "Now mark the candidates: the nouns that the pronoun may attend to.";
-    return candidates.length < 2 ? "Mark another candidate, or the heads have nothing to choose between." : "";
+    return candidates.length < 2 ? "Now mark another candidate: a head is to choose between two at least." : "";
   }
 
   async #ask() {
@@ -200,7 +202,7 @@ class PronounTab {
     this.asked = JSON.stringify(body);
     this.next.textContent = this.#nextStep(view);
     this.expectation.stop();
-    if (!view.text.trim() || !view.pronoun || !view.candidates.length) {
+    if (!view.text.trim() || !view.pronoun || view.candidates.length < 2) {
       this.result.hidden = true;
       this.loading.stop();
       return;
@@ -216,7 +218,7 @@ class PronounTab {
       } catch (error) {
         if (error.name !== "AbortError") this.result.hidden = true;
         if (error instanceof Problem) this.marker.show(view, faultsOf(error));
-        throw error;
+        throw error instanceof Problem ? error.told(withLetters(error.message)) : error;
       }
     });
     if (done) this.#expect(view);
@@ -243,6 +245,7 @@ function twinOf(marks) {
 
 // {place: message}, of a problem's errors that are about a mark
 function faultsOf({errors}) {
-  const places = errors.map(({pointer, detail}) => [pointer?.match(/^\/(pronoun|candidates\/\d+)/)?.[1], detail]);
+  const places = errors.map(({pointer, detail}) =>
+    [pointer?.match(/^\/(pronoun|candidates\/\d+)/)?.[1], withLetters(detail)]);
   return Object.fromEntries(places.filter(([place]) => place));
 }

@@ -19,6 +19,37 @@ const STATUS = {
   too_short: ["too short", "fewer tokens or rows than the score needs to carry a label"],
 };
 const NONE = "no label";
+// What a high score says, in plain words
+export const MEANINGS = {
+  sink: "Looks at the first token: many heads rest there when they have nothing to say.",
+  first_token: "Looks at the first token, the first row counted too; carries no label.",
+  previous_token: "Looks one token back.",
+  offset_2: "Looks two tokens back.",
+  offset_3: "Looks three tokens back.",
+  current_token: "Looks at the token itself.",
+  duplicate_token: "Looks at where the same token stood before.",
+  induction: "Looks at what came after the same token before: it could continue a repetition.",
+  punctuation: "Looks at punctuation marks.",
+  local: "Looks at the last four tokens, itself among them.",
+  broad: "Spreads over many tokens instead of choosing few.",
+  distance: "How many tokens back it looks on average; carries no label.",
+  coreference: "Looks from a pronoun at what it stands for: see the tab Pronouns.",
+  custom: "Has the pattern that was asked about.",
+  entropy: "How widely it spreads, in nats: 0 is one token alone.",
+  [NONE]: "Passes the threshold of no label.",
+};
+const COLUMNS = {
+  "score": "what the formula gives for this head and text",
+  "baseline": "the score of a head that attends to all tokens alike",
+  "excess": "score less baseline",
+  "argmax rate": "the share of the rows whose largest weight is where the score looks",
+  "rows": "how many rows the score is a mean of",
+  "status": "whether the text is long enough for the score to count",
+  "sd": "the standard deviation over the texts",
+  "95 % interval": "of the mean over the texts",
+  "n": "how many texts count",
+  "agree": "in how many texts the head carries the label",
+};
 
 // What is on show is `{by, kind, only}`: what gives the colours ("label" or a score's name), the score's "score" or
 // "excess", and the label whose heads alone are lit, or null
@@ -71,13 +102,27 @@ export class Scores {
     node.ariaLabel = `${titleOf(head)}: ${said}`;
   }
 
+  // How a score is computed
+  numbers(name) {
+    const {formula, baseline, threshold} = this.definitions[name] ?? {};
+    const told = [["Formula", formula], ["baseline", baseline], ["threshold", threshold]];
+    return told.filter(([, value]) => value != null).map(([what, value]) => `${what}: ${value}`).join("; ");
+  }
+
+  // What it means, in plain words and numbers
+  about(name) {
+    return [MEANINGS[name], this.numbers(name)].filter(Boolean).join(" ");
+  }
+
   // A button for each label, with how many heads carry it
   legend() {
     const without = this.heads.filter(head => !head.labels.length).length;
     const counts = [...Object.entries(this.labels), [NONE, {count: without, fraction: without / this.heads.length}]];
     return counts.map(([label, {count, fraction}]) => {
       const share = count ? `· ${(100 * fraction).toFixed(1)} %` : "";
-      return labelButton(label, count, share, {disabled: !count, title: `${count} of ${this.heads.length} heads`});
+      return labelButton(label, count, share, {
+        disabled: !count, title: `${count} of ${this.heads.length} heads. ${this.about(label)}`,
+      });
     });
   }
 
@@ -140,7 +185,8 @@ export class Scores {
   header() {
     const names = ["score of", "score", "", "baseline", "excess", "argmax rate", "rows", "status",
       ...this.pooled ? ["sd", "95 % interval", "n"] : [], ...this.agreeing ? ["agree"] : []];
-    return element("tr", {}, ...names.map(textContent => textContent ? element("th", {scope: "col", textContent}) : element("td")));
+    return element("tr", {}, ...names.map(textContent =>
+      textContent ? element("th", {scope: "col", textContent, title: COLUMNS[textContent] ?? ""}) : element("td")));
   }
 
   rows(head, by) {
@@ -159,7 +205,8 @@ export class Scores {
     const carried = head.labels.includes(name);
     const [status, why] = STATUS[score.status] ?? ["ok", ""];
     const node = element("tr", {},
-      element("th", {scope: "row"}, carried ? swatch(name) : element("span", {className: "swatch none"}), name),
+      element("th", {scope: "row", title: this.about(name)},
+        carried ? swatch(name) : element("span", {className: "swatch none"}), name),
       decimal(score.score), element("td", {}, bar), decimal(score.baseline), decimal(score.excess),
       decimal(score.argmax_rate), whole(score.rows), element("td", {textContent: status, title: why}));
     if (this.pooled) {
@@ -192,9 +239,11 @@ function labelButton(label, count, share, properties) {
     element("span", {className: "count", textContent: count}), element("span", {className: "share", textContent: share}));
 }
 
-// The same buttons before there is an answer; first_token is a score without a label
-export const emptyLegend = () => [...Object.keys(COLORS).filter(name => name !== "first_token"), NONE]
-  .map(label => labelButton(label, "", "", {disabled: true}));
+// What the legend can single out; first_token is a score without a label
+export const SINGLED_OUT = [...Object.keys(COLORS).filter(name => name !== "first_token"), NONE];
+
+// The same buttons before there is an answer
+export const emptyLegend = () => SINGLED_OUT.map(label => labelButton(label, "", "", {disabled: true}));
 
 export function chip(label, note) {
   const textContent = note ? `${label} (${note})` : label;

@@ -1,8 +1,10 @@
 // Who chooses what: all heads, one of them, position alone, chance, and what the model itself expects
 
-import {element, format, visible} from "./common.js";
+import {element, format, prose, visible} from "./common.js";
 import {nameOf} from "./grid.js";
-import {badge, badged, bar, header, lettered, nameOfCandidate, percent, scrolled, UNDECIDED} from "./candidates.js";
+import {
+  badge, badged, bar, header, lettered, nameOfCandidate, percent, scrolled, UNDECIDED, withLetters,
+} from "./candidates.js";
 
 const CAUTION = "Attention says where a head looks, not what the model takes the pronoun to mean. " +
   "One sentence selects no head: of heads that toss a coin many are right too.";
@@ -104,9 +106,9 @@ export class Verdict {
   }
 }
 
-// With the letters of the candidates that it names by number
+// A candidate that it begins with has its badge in place of its number
 function warning({message}) {
-  const named = Array.from(message.matchAll(/^candidate (\d+) /g), ([, index]) => badge(Number(index)));
-  const text = message.charAt(0).toUpperCase() + message.slice(1);
-  return element("li", {}, ...named, named.length ? " " : "", visible(text));
+  const [begin, index] = message.match(/^candidate (\d+) /) ?? [""], rest = withLetters(message.slice(begin.length));
+  const named = index === undefined ? [] : [badge(Number(index)), " "];
+  return element("li", {}, ...named, ...prose(named.length ? rest : rest.charAt(0).toUpperCase() + rest.slice(1)));
 }

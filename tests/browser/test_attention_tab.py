@@ -108,8 +108,10 @@ def test_a_text_is_asked_for_by_button_by_keyboard_and_from_the_examples(
     page = open_page()
     text = page.get_by_label("Text", exact=True)
     text.fill("Hello there")
+    expect(page.locator("#attention .asking")).to_contain_text("Shown is the text before")
     page.get_by_role("button", name="Look").click()
     expect(page.locator("#attention .tokens button").first).to_contain_text("Hello")
+    expect(page.locator("#attention .asking")).not_to_contain_text("Shown is the text before")
     text.fill("Good night")
     text.press("Control+Enter")
     expect(page.locator("#attention .tokens button").first).to_contain_text("Good")
@@ -160,8 +162,9 @@ def test_cells_show_the_labels_and_scores_of_the_answer(open_page: OpenPage, ser
 
 
 def test_a_label_singles_out_its_heads(open_page: OpenPage, service: str) -> None:
-    page = open_page()
+    page = open_page(address(label="nope"))
     ready(page)
+    assert page.locator("#attention td.dim").count() == 0
     counts = asked(service, "v1/heads", text=SENTENCE)["summary"]["labels"]
     button = page.locator("#attention .legend button[value=previous_token]")
     expect(button).to_contain_text(str(counts["previous_token"]["count"]))
@@ -196,8 +199,10 @@ def test_a_head_that_is_clicked_shows_its_map_and_its_scores(open_page: OpenPage
             shown = None if numbers[place] is None else float(numbers[place])
             assert shown == (None if value is None else pytest.approx(value, abs=1e-12))
     assert "layer=8&head=7" in page.url
-    page.go_back()
-    shown_map(page, "L5H5")
+    before = page.evaluate("history.length")
+    cell(page, "L3H2").click()
+    shown_map(page, "L3H2")
+    assert page.evaluate("history.length") == before  # one head after another is no way back to go
 
 
 def test_words_and_the_dropped_first_token_are_the_services(open_page: OpenPage, service: str) -> None:
@@ -300,6 +305,46 @@ def test_two_heads_side_by_side_point_together(open_page: OpenPage) -> None:
     page.get_by_role("button", name="Show one head").click()
     expect(left).to_be_hidden()
     shown_map(page, "L8H7")
+
+
+def test_the_headline_is_in_sight_while_the_last_layers_are_pointed_at(open_page: OpenPage) -> None:
+    page = open_page(width=1366, height=650)
+    ready(page)
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    cell(page, "L23H3").hover()
+    headline = shown_map(page, "L23H3").locator(".headline")
+    expect(headline).to_contain_text("Layer 23, head 3")
+    box = headline.bounding_box()
+    assert 0 <= box["y"] <= 650 - box["height"]
+
+
+def test_a_kept_token_stands_in_the_address_and_on_both_maps(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    shown_map(page, "L5H5").locator(".tokens button").nth(7).click()
+    expect(page).to_have_url(re.compile("token=7"))
+    page = open_page(page.url)
+    ready(page)
+    page.get_by_role("button", name="Compare with another head").click()
+    for side in ("left", "right"):
+        kept = shown_map(page, "L5H5", side).locator(".tokens button").nth(7)
+        expect(kept).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="German").click()
+    expect(page).not_to_have_url(re.compile("token="))
+    expect(view(page).locator(".tokens button[aria-pressed=true]")).to_have_count(0)
+
+
+def test_words_are_explained_where_they_stand(open_page: OpenPage, service: str) -> None:
+    page = open_page()
+    ready(page)
+    definition = asked(service, "v1/heads", text=SENTENCE)["definitions"]["induction"]["formula"]
+    for place in (".legend button[value=induction]", ".table tbody th:has-text('induction')"):
+        title = page.locator(f"#attention {place}").get_attribute("title")
+        assert "after the same token before" in title
+        assert definition in title
+    page.get_by_text("What do the words mean?").click()
+    expect(page.locator("#attention .meanings")).to_contain_text("a map is no explanation")
+    expect(page.locator("#attention .meanings")).to_contain_text(definition)
 
 
 @pytest.mark.parametrize(
@@ -513,6 +558,7 @@ def test_small_maps_have_the_palette_that_was_wanted_last(open_page: OpenPage) -
     grid = page.locator("#attention .head-grid")
     atlas = "node => node.style.getPropertyValue('--atlas')"
     page.emulate_media(color_scheme="dark")
+    page.evaluate("() => new Promise(requestAnimationFrame)")  # a scheme that no frame has seen is no change
     page.emulate_media(color_scheme="light")
     expect(page.locator("html")).to_have_attribute("data-made", "1")
     wanted = grid.evaluate(atlas)
@@ -540,6 +586,8 @@ def test_a_text_that_is_too_long_or_empty_is_told(open_page: OpenPage) -> None:
     expect(page.locator("#attention .asking")).to_contain_text("1 token")
     assert page.locator("#attention td.missing").count() == 24 * 14
     expect(page.locator("#attention .scale")).to_contain_text("not applicable")
+    assert view(page).locator(".reading").bounding_box()["width"] >= 260
+    assert view(page).locator(".cells").bounding_box()["width"] <= 152
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -571,6 +619,25 @@ def test_a_busy_service_is_waited_for(open_page: OpenPage, status: int) -> None:
     ready(page)
     assert min(answered.values()) == 2
     shown_map(page, "L5H5")
+
+
+def test_a_question_given_up_leaves_the_old_answer_dimmed(open_page: OpenPage) -> None:
+    page = open_page()
+    ready(page)
+    problem = {"type": "/problems/overloaded", "title": "Busy", "status": 429, "detail": "Eight ask already."}
+    busy = {"status": 429, "headers": {"Retry-After": "60"}, "json": problem}
+    page.route(re.compile("/v1/(heads|attention)$"), lambda route: route.fulfill(**busy))
+    page.get_by_label("Text", exact=True).fill("Hello there")
+    page.get_by_role("button", name="Look").click()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(2)  # maps and scores
+    page.get_by_role("button", name="Cancel").last.click()
+    expect(page.locator("#attention > .status")).to_contain_text("Cancelled.")
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)  # one is enough
+    expect(page.locator("#attention .result")).to_have_attribute("aria-busy", "true")
+    page.unroute(re.compile("/v1/(heads|attention)$"))
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#attention .tokens button").first).to_contain_text("Hello")
+    ready(page)
 
 
 def test_a_failure_is_told_and_can_be_tried_again(open_page: OpenPage) -> None:

@@ -269,6 +269,7 @@ def test_hostile_configs_are_told_at_the_field_and_nothing_breaks(open_tab: Open
         ("", "Nothing is pasted yet."),
         ("{not json", "This is not JSON"),
         ('{"hidden_size": NaN}', "This is not JSON"),
+        ('{"model_type": "x", "hidden_size": 1e400}', "The number at hidden_size is too large"),
         ("[1]", "A config.json is a JSON object"),
         (json.dumps({**CONFIG, "num_attention_heads": 0}), "/config/num_attention_heads: "),
         (json.dumps({**CONFIG, "num_hidden_layers": "<b>32"}), "/config/num_hidden_layers: "),
@@ -303,7 +304,8 @@ def test_what_cannot_be_read_or_answered_is_told_at_its_field(open_tab: OpenPage
         ("Tokens", "many", "A whole number"),
         ("Tokens", "0", "at least 1"),
         ("Sequences", "9999999", "1000000"),
-        ("Memory budget", "24 gigs", "As 24 GiB"),
+        ("Memory budget", "24 gigs", "as 24 GiB"),
+        ("Memory budget", "0", "More than 0"),
     ):
         field = page.get_by_label(label, exact=True)
         fill(page, label, text)
@@ -364,6 +366,23 @@ def test_busy_is_told_and_waited_out(open_tab: OpenPage) -> None:
     fill(page, "Tokens", "8192")
     expect(page.get_by_text("Too many. Asking again in 1 s.")).to_be_visible()
     expect(row(page, LLAMA)).to_contain_text("4 GiB")
+
+
+def test_a_question_given_up_leaves_the_old_answer_dimmed(open_tab: OpenPage) -> None:
+    page = open_tab(f"&models={LLAMA}")
+    expect(row(page, LLAMA)).to_be_visible()
+    problem = {"type": "/problems/overloaded", "title": "Overloaded", "status": 429, "detail": "Too many."}
+    busy = {"status": 429, "headers": {"Retry-After": "60"}, "json": problem}
+    page.route("**/v1/kv-cache", lambda route: route.fulfill(**busy))
+    fill(page, "Tokens", "8192")
+    status = page.locator("#kv .main > .status")
+    status.get_by_role("button", name="Cancel").click()
+    expect(status).to_contain_text("Cancelled.")
+    expect(page.locator(".answers")).to_have_attribute("aria-busy", "true")
+    page.unroute("**/v1/kv-cache")
+    status.get_by_role("button", name="Try again").click()
+    expect(row(page, LLAMA)).to_contain_text("4 GiB")
+    expect(page.locator(".answers")).to_have_attribute("aria-busy", "false")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -433,3 +452,20 @@ def test_a_config_beside_eight_models_says_which_is_left_out(server: Server, ope
     page.get_by_role("button", name=f"Remove {ids[0]}").click()
     expect(count).to_contain_text("7 picked, and your config. No more than 8 at once.")
     expect(row(page, ids[7])).to_be_visible()
+
+
+def test_a_field_that_is_wrong_leaves_the_last_answer_dimmed_and_itself_in_its_place(
+    open_tab: OpenPage,
+) -> None:
+    page = open_tab(f"&models={LLAMA}")
+    expect(row(page, LLAMA)).to_be_visible()
+    field = page.get_by_label("Memory budget", exact=True)
+    before = field.bounding_box()
+    for label, text in (("Memory budget", "lots"), ("Tokens", "0")):
+        fill(page, label, text)
+        expect(page.get_by_label(label, exact=True)).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(".answers")).to_have_attribute("aria-busy", "true")
+        expect(row(page, LLAMA)).to_contain_text("2 GiB")
+        assert field.bounding_box() == before
+        fill(page, label, "")
+        expect(page.locator(".answers")).to_have_attribute("aria-busy", "false")

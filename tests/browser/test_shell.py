@@ -74,8 +74,9 @@ def test_tabs_by_mouse_stand_in_the_address_and_back_and_forward_go_through_them
     expect(page.get_by_role("tabpanel", name="Pronouns")).to_be_visible()
     page.goto(page.url.replace("pronoun", "kv"))  # a fragment typed into the address
     expect(page.get_by_role("tabpanel", name="KV cache")).to_be_visible()
-    page.goto(page.url.replace("kv", "other"))
-    expect(page.get_by_role("tabpanel", name="Attention")).to_be_visible()
+    for none in ("other", "constructor"):
+        page.goto(re.sub("#.*", f"#tab={none}", page.url))
+        expect(page.get_by_role("tabpanel", name="Attention")).to_be_visible()
 
 
 def test_tabs_by_keyboard_are_one_stop_and_arrows_go_round(open_page: OpenPage) -> None:
@@ -105,9 +106,14 @@ def test_a_key_is_asked_for_and_below_a_prefix_everything_is_found(
         dialog = page.get_by_role("dialog", name="A key is needed")
         expect(dialog).to_contain_text("Send a key")
         no_violations(page)
+        dialog.get_by_label("Key").fill("ключ-0123456789-ключ")  # no header can hold it
+        page.keyboard.press("Enter")
+        refused = dialog.get_by_label("Key").evaluate("node => node.validationMessage")
+        assert refused.startswith("A key has letters without accents")
         dialog.get_by_label("Key").fill("wrong-key-0123456789")
         page.keyboard.press("Enter")
         expect(dialog).to_contain_text("not one of this instance's")
+        assert page.evaluate("sessionStorage.length") == 0
         expect(dialog.get_by_label("Key")).to_have_value("")
         dialog.get_by_label("Key").fill(KEY)
         dialog.get_by_role("button", name="Use it").click()
@@ -121,6 +127,17 @@ def test_a_key_is_asked_for_and_below_a_prefix_everything_is_found(
         expected = guarded + path
         assert {url for _, url in loaded if not url.startswith((expected, "blob:"))} == set()
         assert {status for status, _ in loaded} <= {200, 304, 401}
+
+
+def test_where_the_browser_lets_the_page_store_nothing_it_works(guarded: str, open_page: OpenPage) -> None:
+    page = open_page(f"{guarded}static/icon.svg")
+    page.add_init_script(
+        "Object.defineProperty(window, 'sessionStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
+    )
+    page.goto(guarded)
+    page.get_by_label("Key", exact=True).fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_contain_text("tiny")
 
 
 def test_who_gives_no_key_is_told_and_can_try_again(guarded: str, open_page: OpenPage) -> None:
