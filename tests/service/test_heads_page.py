@@ -73,7 +73,7 @@ def test_any_text_comes_back_as_it_was(text: str) -> None:
 
 
 def test_the_page_asks_for_nothing_from_outside(answer: dict[str, Any]) -> None:
-    html = heads_page(answer).decode()
+    html = heads_page(answer).decode().replace("http://www.w3.org/2000/svg", "")  # a name that nobody asks
     assert f'content="{CONTENT_SECURITY_POLICY}"' in html
     for reference in ("http:", "https:", "src=", "href=", "url(", "@import", "eval(", "innerHTML", "{{"):
         assert reference not in html
