@@ -42,11 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "readme":
         from service.readme import DOCUMENTS, generated
 
-        texts = {options.root / name: name for name in DOCUMENTS}
-        return max(
-            _write(path, generated(name, path.read_text(encoding="utf-8")), "readme", check=options.check)
-            for path, name in texts.items()
-        )
+        results = []
+        for name in DOCUMENTS:
+            path = options.root / name
+            text = generated(name, path.read_text(encoding="utf-8"))
+            results.append(_write(path, text, "readme", check=options.check))
+        return max(results)
     try:
         settings = Settings()
     except ValidationError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from service.errors import InvalidRequestError
 from service.formats import drawing, json, npz, page, pictures, tables
 from service.formats.negotiation import (
@@ -28,6 +30,14 @@ def _check_texts(question: AsksAboutTexts, options: Options) -> None:
         raise InvalidRequestError.at("/texts", "incompatible_options", "A picture shows one text.")
 
 
+PAGE = Format(
+    "html",
+    page.MEDIA_TYPE,
+    lambda payload, _: page.page(payload),
+    charset=True,
+    sparse=True,
+    content_security_policy=page.CONTENT_SECURITY_POLICY,
+)
 FORMATS = (
     Format("json", json.MEDIA_TYPE, lambda payload, _: json.dumps(payload, nulls=True), sparse=True),
     Format("rows", tables.ROWS_MEDIA_TYPE, lambda payload, _: tables.rows_json(payload)),
@@ -47,24 +57,10 @@ FORMATS = (
         file_name="attention.npz",
     ),
     *picture_formats(_picture, _check_texts),
-    Format(
-        "html",
-        page.MEDIA_TYPE,
-        lambda payload, _: page.page(payload),
-        charset=True,
-        sparse=True,
-        content_security_policy=page.CONTENT_SECURITY_POLICY,
-    ),
+    PAGE,
 )
 
-EMBEDDED = Format(
-    "html",
-    page.MEDIA_TYPE,
-    page.embedded,
-    charset=True,
-    sparse=True,
-    content_security_policy=page.CONTENT_SECURITY_POLICY,
-)
+EMBEDDED = replace(PAGE, write=page.embedded)  # the page, for a frame
 EMBEDDING = (
     Parameter(
         "theme", "Light or dark, or as the visitor's system.", choices={name: name for name in page.THEMES}
