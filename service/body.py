@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import re
 import socket
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs
 
 from flask import Flask, Response, current_app, g, request
 from pydantic import BaseModel, RootModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 
 from service.errors import (
     MAX_ERRORS,
@@ -29,14 +27,13 @@ from service.errors import (
     UnsupportedMediaTypeError,
     pointer_of,
 )
+from service.parameters import Kind, value_of
 from service.security import LINK_PARAMETERS
 from service.settings import Settings
+from service.validation import field_error, line_fault, refuse_duplicate_members
 
 T = TypeVar("T", bound=BaseModel)
 
-# How a URL says it. Lists are a,b,c; numbers are name:number,name:number; a span is its text, or start..end; heads are
-# L5H5,L8H7, or all; a flag is true or false
-Kind = Literal["text", "flag", "number", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
 # Of parameters that are members of a member: where in the body they stand
 Places = Mapping[str, Sequence[str]]
 NOWHERE_ELSE: Places = MappingProxyType({})
@@ -46,40 +43,6 @@ REQUIRED = ("text", "pronoun", "candidates", "model")  # of a request in a URL, 
 MANY = ("texts", "items")  # members whose number has a limit of its own, answered 413
 BOM = b"\xef\xbb\xbf"
 DISCARD_SECONDS = 1.0  # for a body that nobody wants
-
-# pydantic's error types -> our stable codes; anything else ending in _type is `wrong_type`
-CODES = {
-    "missing": "missing_field",
-    "extra_forbidden": "unknown_field",
-    "literal_error": "unknown_option",
-    "enum": "unknown_option",
-    "finite_number": "out_of_range",
-    "int_from_float": "wrong_type",
-    "greater_than": "out_of_range",
-    "greater_than_equal": "out_of_range",
-    "less_than": "out_of_range",
-    "less_than_equal": "out_of_range",
-    "too_short": "out_of_range",
-    "too_long": "out_of_range",
-    "string_too_long": "out_of_range",
-    "string_too_short": "empty_text",
-}
-
-# in words of this service, where pydantic's are about Python
-MESSAGES = {
-    "extra_forbidden": "There is no such field",
-    "missing": "The field is required",
-    "too_short": "The list must not be empty",
-    "too_long": "The list holds at most {max_length} entries",
-    "string_too_long": "The text has at most {max_length} characters",
-    "string_too_short": "The text must not be empty",
-    "greater_than": "The number must be more than {gt}",
-    "greater_than_equal": "The number must be at least {ge}",
-    "less_than": "The number must be less than {lt}",
-    "less_than_equal": "The number must be at most {le}",
-    "model_type": "An object is expected; in a URL `name:number,name:number`",
-    "dict_type": "Names, each once, with numbers are expected: an object, or `name:number,name:number` in a URL",
-}
 
 
 @dataclass(frozen=True)
@@ -117,7 +80,7 @@ def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places
         whole = _parsed(model, raw)  # what is wrong with the body itself is told first
         _refuse_beside(said)
         return whole
-    _refuse_duplicate_members(raw)
+    refuse_duplicate_members(raw)
     return _validated(bare.request, {**said, bare.member: member.root})
 
 
@@ -146,14 +109,14 @@ def _parsed(model: type[T], raw: bytes) -> T:
             if "hex escape" in reason:
                 reason += " (half of a surrogate pair is no character)"
             raise MalformedBodyError(f"The body is not valid JSON: {reason}.") from None
-        _refuse_duplicate_members(raw)
+        refuse_duplicate_members(raw)
         body = from_json(raw)
         for fault in faults:
             if fault["type"] == "too_long" and fault["loc"][0] in MANY:
                 check_count(len(body[fault["loc"][0]]), model)
-        fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
+        fields = [field_error(fault, body) for fault in faults[:MAX_ERRORS]]
         raise InvalidRequestError.of(fields, more=len(faults) - 1) from None
-    _refuse_duplicate_members(raw)
+    refuse_duplicate_members(raw)
     return parsed
 
 
@@ -176,9 +139,9 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     for number, line in numbered:
         try:
             read = item.model_validate_json(line)
-            _refuse_duplicate_members(line)
+            refuse_duplicate_members(line)
         except ValidationError as error:
-            code, detail = _line_fault(error, line)
+            code, detail = line_fault(error, line)
             unread.append({"line": number, "code": code, "detail": detail})
         except MalformedBodyError as error:
             unread.append({"line": number, "code": "malformed_line", "detail": error.detail})
@@ -201,15 +164,6 @@ def check_count(count: int, model: type[BaseModel], what: str = "texts or items"
     if count > limit:
         detail = f"A request holds at most {limit} {what}; send the others in further requests."
         raise TooLargeError(detail, limit=limit, actual=count)
-
-
-def _line_fault(error: ValidationError, line: bytes) -> tuple[str, str]:
-    fault = error.errors(include_url=False, include_input=False, include_context=True)[0]
-    if fault["type"] == "json_invalid":
-        reason = str(fault["ctx"]["error"]).replace(" at line 1 ", " at ")
-        return "malformed_line", f"The line is not valid JSON: {reason}."
-    field = _field_error(fault, from_json(line))
-    return field.code, f"{field.pointer}: {field.detail}" if field.pointer else field.detail
 
 
 def read_query(model: type[T], names: Mapping[str, Kind], places: Places = NOWHERE_ELSE) -> T:
@@ -249,7 +203,7 @@ def _query(names: Mapping[str, Kind], places: Places = NOWHERE_ELSE) -> dict[str
         owner: Any = body
         for outer in place[:-1]:
             owner = owner.setdefault(outer, {})
-        owner[place[-1]] = _value(values[0], names[target])
+        owner[place[-1]] = value_of(values[0], names[target])
     if faults:
         raise InvalidRequestError.of(faults)
     return body
@@ -260,54 +214,7 @@ def _validated(model: type[T], body: dict[str, object]) -> T:
         return model.model_validate(body)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False, include_context=True)
-        raise InvalidRequestError.of([_field_error(fault, body) for fault in details]) from None
-
-
-def _value(given: str, kind: Kind) -> object:
-    """What a parameter says; what is not of its kind is left as it is, for the model to refuse."""
-    match kind:
-        case "text":
-            return given
-        case "texts":
-            return given.split(",")
-        case "span":
-            return _span(given)
-        case "spans":
-            return [_span(part) for part in given.split(",")]
-        case "heads":
-            found = [re.fullmatch(r"L(\d{1,9})H(\d{1,9})", part, re.ASCII) for part in given.split(",")]
-            return given if None in found else [(int(one[1]), int(one[2])) for one in found if one]
-        case "numbers":
-            if given == "none":
-                return None
-            pairs = [part.rpartition(":") for part in given.split(",")]
-            if len({name for name, _, _ in pairs}) < len(pairs) or not all(colon for _, colon, _ in pairs):
-                return given
-            return {name: _number(value) for name, _, value in pairs}
-        case "flag":
-            return {"true": True, "false": False}.get(given, given)
-        case "number":
-            return _number(given)
-        case "integer" | "integers":
-            parts = [_integer(part) for part in given.split(",")]
-            return parts if kind == "integers" or len(parts) > 1 else parts[0]
-
-
-def _span(given: str) -> dict[str, object]:
-    offsets = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", given, re.ASCII)
-    return {"start": int(offsets[1]), "end": int(offsets[2])} if offsets else {"text": given}
-
-
-def _integer(given: str) -> int | str:
-    return int(given) if re.fullmatch(r"-?\d{1,19}", given, re.ASCII) else given
-
-
-def _number(given: str) -> float | str:
-    whole = _integer(given)
-    if isinstance(whole, int):
-        return whole
-    plain = r"-?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE]-?\d{1,3})?"
-    return float(given) if re.fullmatch(plain, given, re.ASCII) else given
+        raise InvalidRequestError.of([field_error(fault, body) for fault in details]) from None
 
 
 def arguments() -> dict[str, list[str]]:
@@ -480,39 +387,3 @@ def register(app: Flask) -> None:
             if (connection := request.environ.get("gunicorn.socket")) is not None:
                 _stop_reading(connection)
         return response
-
-
-def _field_error(fault: ErrorDetails, body: object) -> FieldError:
-    kind = fault["type"]
-    code = CODES.get(kind) or ("wrong_type" if kind.endswith(("_type", "_parsing")) else kind)
-    said = MESSAGES.get(kind)
-    message = said.format_map(fault.get("ctx", {})) if said else fault["msg"].rstrip(".")
-    # The message never quotes the input: it names what is allowed, a bound, or a type.
-    place = _place(fault["loc"], body, missing=kind == "missing")
-    if "field" in fault.get("ctx", {}):
-        place.append(fault["ctx"]["field"])  # of a check over several fields
-    pointer = pointer_of(place)
-    return FieldError(pointer, code, f"{message[0].upper()}{message[1:]}.")
-
-
-def _place(location: tuple[int | str, ...], body: object, *, missing: bool) -> list[int | str]:
-    """The parts of pydantic's location that are places in the body: it also names which form of a union it tried."""
-    place: list[int | str] = []
-    for part in location:
-        try:
-            body = body[part]  # type: ignore[index]
-        except (LookupError, TypeError):
-            if not (missing and part == location[-1]):
-                continue
-        place.append(part)
-    return place
-
-
-def _refuse_duplicate_members(raw: bytes) -> None:
-    """JSON lets the last of two equal names win silently; a request that says two things is refused instead."""
-
-    def members(pairs: list[tuple[str, object]]) -> None:
-        if len({name for name, _ in pairs}) < len(pairs):
-            raise MalformedBodyError("A member is named twice in one object.")
-
-    json.loads(raw, object_pairs_hook=members, parse_int=str)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flask import Blueprint
 
-from service.body import Kind
 from service.formats import coreference as formats
 from service.jobs import coreference, evaluate
+from service.parameters import Kind
 from service.routes.common import WithModel
 from service.routes.question import Question
 from service.schemas.coreference import (

@@ -17,7 +17,6 @@ from service.body import (
     NDJSON,
     REQUIRED,
     Bare,
-    Kind,
     Places,
     check_media_type,
     place_of,
@@ -29,6 +28,7 @@ from service.body import (
 )
 from service.errors import InvalidRequestError, NotAcceptableError
 from service.formats.negotiation import Format, Parameter, choose, options_of
+from service.parameters import Kind
 from service.routes.common import QUERY, Answering, accepted, ask, describes
 
 R = TypeVar("R", bound=BaseModel)
