@@ -85,7 +85,19 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
         log.warning("no packed products for this model, build of torch or processor: about half as fast")
     reader = AttentionReader(backbone)
     _warm_up(reader)
-    provenance: dict[str, object] = {
+    tokenizer = TextTokenizer.from_folder(files.folder)
+    return LoadedModel(
+        reader,
+        tokenizer,
+        backbone.config.max_position_embeddings,
+        provenance(files, device=device, dtype=dtype),
+        _output_matrix(backbone, files),
+    )
+
+
+def provenance(files: ModelFiles, *, device: str, dtype: str) -> dict[str, object]:
+    """Which weights these are, where they come from, and what computes with them."""
+    return {
         "requested": files.requested,
         "id": files.id,
         "revision": files.revision,
@@ -101,14 +113,6 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
             "transformers": transformers.__version__,
         },
     }
-    tokenizer = TextTokenizer.from_folder(files.folder)
-    return LoadedModel(
-        reader,
-        tokenizer,
-        backbone.config.max_position_embeddings,
-        provenance,
-        _output_matrix(backbone, files),
-    )
 
 
 def _map_anew(backbone: Any, files: ModelFiles) -> None:

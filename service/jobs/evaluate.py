@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -35,10 +35,11 @@ from service.jobs.coreference import (
     prepare,
     read,
 )
-from service.schemas.coreference import EvaluateRequest, LinesRequest, UnreadLine
+from service.schemas.coreference import EvaluateRequest, EvaluationOptions, LinesRequest, UnreadLine
 
 log = logging.getLogger(__name__)
 
+ONE_JUDGE = [(0, 0)]  # in the place of heads, where the model itself is judged
 SIDES = ("dev", "test", "test_value")  # what is there only with a split
 
 
@@ -58,66 +59,74 @@ def judge(request: EvaluateRequest, session: Session) -> dict[str, object]:
     ]
     _check_split(request, items)
     session.allow_tokens(sum(one.tokens for one in asked))
+    silent = 0
     if request.method == "substitution":
-        return _judge_substitution(request, session, asked, found, items)
-    predictions = _predictions(session, asked, chosen, heads)
-    result = _evaluate(request, items, heads, predictions)
-    return _answer(request, session, found, result) | {
-        "heads": [_without_empty_sides(asdict(one)) for one in result.heads[: request.top]],
+        answers = expectations(session, asked, done=lambda items: _log_progress(items, len(asked)))
+        predictions = np.array([[NO_CHOICE if one.predicted is None else one.predicted] for one in answers])
+        heads, silent = ONE_JUDGE, sum(one.no_continuation for one in answers)
+    else:
+        predictions = _predictions(session, asked, chosen, heads)
+    judged = report(request, items, heads, predictions, silent=silent)
+    return {
+        "model": session.model.provenance,
+        "n": len(found) + len(_unread(request)),
+        "skipped": _skipped(request, found),
+        **judged,
+        "request": _options(request),
+    }
+
+
+def report(
+    options: EvaluationOptions,
+    items: Iterable[Item],
+    heads: Sequence[tuple[int, int]],
+    predictions: NDArray[np.integer[Any]],
+    *,
+    silent: int = 0,
+) -> dict[str, object]:
+    """What an answer says of the items that can be scored, from what each head chose, [item, head].
+
+    With `method: substitution` the one column is what the model expects, and in `silent` items there is nothing to
+    expect. Raises `incompatible_options` for a split that the items do not allow.
+    """
+    try:
+        result = evaluate(items, heads, predictions, split=_split(options), rank_by=options.rank_by)
+    except EvaluationError as error:
+        raise _impossible_split(error) from None
+    if options.method == "substitution":
+        result = _of_expectations(result, silent)
+    parts = {name: asdict(part) for name, part in result.parts.items()}
+    judged: dict[str, object] = {
+        "scored": result.scored,
+        "baselines": parts["all"],
+        "ceiling": result.parts["all"].ceiling,
+        "parts": parts,
+        "warnings": [asdict(note) for note in result.warnings],
+    }
+    if options.method == "substitution":
+        expected = _without_empty_sides(asdict(result.heads[0]))
+        return judged | {
+            "heads": [],
+            "best": None,
+            "chance_of_best": None,
+            "substitution": {name: one for name, one in expected.items() if name not in ("layer", "head")},
+        }
+    return judged | {
+        "heads": [_without_empty_sides(asdict(one)) for one in result.heads[: options.top]],
         "best": None if result.best is None else _without_empty_sides(asdict(result.best)),
         "chance_of_best": None if result.chance_of_best is None else asdict(result.chance_of_best),
         "grid": _grid(result),
     }
 
 
-def _judge_substitution(
-    request: EvaluateRequest,
-    session: Session,
-    asked: Sequence[Asked],
-    found: Sequence[Asked | InvalidRequestError],
-    items: Sequence[Item],
-) -> dict[str, object]:
-    """How often the model's expectation is right. What bounds or explains a head's row says nothing of it."""
-    answers = expectations(session, asked, done=lambda items: _log_progress(items, len(asked)))
-    chosen = [[NO_CHOICE if answer.predicted is None else answer.predicted] for answer in answers]
-    result = _evaluate(request, items, [(0, 0)], np.array(chosen))
+def _of_expectations(result: Evaluation, silent: int) -> Evaluation:
+    """Without what bounds or explains a head's row, which says nothing of what the model expects."""
     said = [note for note in result.warnings if note.code in WHATEVER_THE_METHOD]
-    if silent := sum(answer.no_continuation for answer in answers):
+    if silent:
         message = f"in {silent} items nothing follows the pronoun, so there is nothing to expect: all wrong"
         said.append(Note("no_continuation", message))
-    result = replace(
-        result,
-        parts={name: replace(part, ceiling=None) for name, part in result.parts.items()},
-        warnings=tuple(said),
-    )
-    judged = _without_empty_sides(asdict(result.heads[0]))
-    return _answer(request, session, found, result) | {
-        "heads": [],
-        "best": None,
-        "chance_of_best": None,
-        "substitution": {name: value for name, value in judged.items() if name not in ("layer", "head")},
-    }
-
-
-def _answer(
-    request: EvaluateRequest,
-    session: Session,
-    found: Sequence[Asked | InvalidRequestError],
-    result: Evaluation,
-) -> dict[str, object]:
-    """What an answer holds whatever the method."""
-    parts = {name: asdict(part) for name, part in result.parts.items()}
-    return {
-        "model": session.model.provenance,
-        "n": len(found) + len(_unread(request)),
-        "scored": result.scored,
-        "skipped": _skipped(request, found),
-        "baselines": parts["all"],
-        "ceiling": result.parts["all"].ceiling,
-        "parts": parts,
-        "warnings": [asdict(note) for note in result.warnings],
-        "request": _options(request),
-    }
+    parts = {name: replace(part, ceiling=None) for name, part in result.parts.items()}
+    return replace(result, parts=parts, warnings=tuple(said))
 
 
 def _predictions(
@@ -162,27 +171,20 @@ def _runs(asked: Sequence[Asked]) -> Iterator[list[int]]:
     yield run
 
 
-def _evaluate(
-    request: EvaluateRequest,
-    items: Sequence[Item],
-    heads: Sequence[tuple[int, int]],
-    predictions: NDArray[np.int64],
-) -> Evaluation:
-    return evaluate(items, heads, predictions, split=_split(request), rank_by=request.rank_by)
+def _split(options: EvaluationOptions) -> Split | None:
+    return None if options.split is None else Split(options.split.test_fraction, options.split.seed)
 
 
-def _split(request: EvaluateRequest) -> Split | None:
-    return None if request.split is None else Split(request.split.test_fraction, request.split.seed)
-
-
-def _check_split(request: EvaluateRequest, items: Sequence[Item]) -> None:
+def _check_split(options: EvaluationOptions, items: Sequence[Item]) -> None:
     """Refuse a split that the items do not allow before the model runs."""
     try:
-        check_split(items, _split(request))
+        check_split(items, _split(options))
     except EvaluationError as error:
-        raise InvalidRequestError.at(
-            "/split", "incompatible_options", f"{sentence(error)} Send null."
-        ) from None
+        raise _impossible_split(error) from None
+
+
+def _impossible_split(error: EvaluationError) -> InvalidRequestError:
+    return InvalidRequestError.at("/split", "incompatible_options", f"{sentence(error)} Send null.")
 
 
 def _unread(request: EvaluateRequest) -> list[UnreadLine]:

@@ -197,7 +197,24 @@ class Split(Request):
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED), WHOLE] = 0
 
 
-class EvaluateRequest(ScoringRequest):
+class EvaluationOptions(ScoringRequest):
+    """Heads are chosen on one part of the items, and judged on the other."""
+
+    heads: Pairs | None = Field(None, description="[layer, head] pairs, or `all`, as where absent.")
+    split: Split | None = Field(
+        Split(),
+        description="Null: no split; what is best of all is then also judged on all, which flatters it.",
+    )
+    rank_by: RankBy = Field(
+        "accuracy",
+        description="`balanced`: the mean of the accuracy where the right candidate is the first and where it is not.",
+    )
+    top: Annotated[int, Field(ge=1, le=10_000), WHOLE] = Field(
+        10, description="How many heads are listed, best first."
+    )
+
+
+class EvaluateRequest(EvaluationOptions):
     """How often is a head right? Heads are chosen on one part of the items, and judged on the other."""
 
     model_config = ConfigDict(
@@ -227,18 +244,6 @@ class EvaluateRequest(ScoringRequest):
     limit: ClassVar[str] = "max_items"
 
     items: Annotated[list[EvaluationItem], Field(min_length=1, max_length=LONGEST_LIST)]
-    heads: Pairs | None = Field(None, description="[layer, head] pairs, or `all`, as where absent.")
-    split: Split | None = Field(
-        Split(),
-        description="Null: no split; what is best of all is then also judged on all, which flatters it.",
-    )
-    rank_by: RankBy = Field(
-        "accuracy",
-        description="`balanced`: the mean of the accuracy where the right candidate is the first and where it is not.",
-    )
-    top: Annotated[int, Field(ge=1, le=10_000), WHOLE] = Field(
-        10, description="How many heads are listed, best first."
-    )
 
     @property
     def inputs(self) -> list[tuple[str, EvaluationItem]]:
