@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 # How a URL says it. Lists are a,b,c; numbers are name:number,name:number; a span is its text, or start..end; heads are
 # L5H5,L8H7, or all; a flag is true or false
 Kind = Literal["text", "flag", "number", "integer", "integers", "texts", "numbers", "span", "spans", "heads"]
+
+# What a URL and a flag of a command can say of each question, beside the texts
+ATTENTION: Mapping[str, Kind] = {
+    "layers": "integers",
+    "heads": "integers",
+    "unit": "text",
+    "aggregate": "text",
+    "first_token": "text",
+    "weighting": "text",
+    "queries": "integers",
+    "top_k": "integer",
+    "special_tokens": "text",
+}
+HEADS: Mapping[str, Kind] = {
+    "layers": "integers",
+    "heads": "integers",
+    "labels": "texts",
+    "thresholds": "numbers",
+    "special_tokens": "text",
+}
+SCORING: Mapping[str, Kind] = {
+    "heads": "heads",
+    "method": "text",
+    "aggregate": "text",
+    "query": "text",
+    "normalize": "text",
+    "first_token": "text",
+}
+JUDGING: Mapping[str, Kind] = {"split": "numbers", "rank_by": "text", "top": "integer"}
 
 
 def value_of(given: str, kind: Kind) -> object:

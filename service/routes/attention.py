@@ -9,6 +9,7 @@ from flask import Blueprint, Response
 from service.body import read_json, refuse_parameters
 from service.formats.attention import EMBEDDED, EMBEDDING, FORMATS, PARAMETERS
 from service.jobs import attention
+from service.parameters import ATTENTION
 from service.routes.common import ADMISSION, WithModel, ask, describes
 from service.routes.question import Question
 from service.schemas.attention import AttentionAnswer, AttentionRequest, TokenizeAnswer, TokenizeRequest
@@ -24,20 +25,7 @@ MAPS = Question(
     answer=AttentionAnswer,
     answering=WithModel(attention.maps),
     formats=FORMATS,
-    query={
-        "text": "text",
-        "text_pair": "text",
-        "layers": "integers",
-        "heads": "integers",
-        "unit": "text",
-        "aggregate": "text",
-        "first_token": "text",
-        "weighting": "text",
-        "queries": "integers",
-        "top_k": "integer",
-        "decimals": "integer",
-        "special_tokens": "text",
-    },
+    query={"text": "text", "text_pair": "text", **ATTENTION, "decimals": "integer"},
     parameters=PARAMETERS,
 )
 

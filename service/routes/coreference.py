@@ -6,7 +6,7 @@ from flask import Blueprint
 
 from service.formats import coreference as formats
 from service.jobs import coreference, evaluate
-from service.parameters import Kind
+from service.parameters import JUDGING, SCORING
 from service.routes.common import WithModel
 from service.routes.question import Question
 from service.schemas.coreference import (
@@ -19,15 +19,6 @@ from service.schemas.coreference import (
 )
 
 bp = Blueprint("coreference", __name__)
-
-SCORING: dict[str, Kind] = {
-    "heads": "heads",
-    "method": "text",
-    "aggregate": "text",
-    "query": "text",
-    "normalize": "text",
-    "first_token": "text",
-}
 
 ATTENDS = Question(
     name="coreference",
@@ -51,7 +42,7 @@ EVALUATION = Question(
     answer=EvaluateAnswer,
     answering=WithModel(evaluate.judge),
     formats=formats.EVALUATION_FORMATS,
-    query={**SCORING, "split": "numbers", "rank_by": "text", "top": "integer"},  # beside JSON Lines
+    query={**SCORING, **JUDGING},  # beside JSON Lines
     parameters=(),
     lines=(LinesRequest, EvaluationItem),
 )

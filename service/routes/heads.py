@@ -6,6 +6,7 @@ from flask import Blueprint
 
 from service.formats.heads import FORMATS, PARAMETERS
 from service.jobs import heads
+from service.parameters import HEADS
 from service.routes.common import WithModel
 from service.routes.question import Question
 from service.schemas.heads import HeadsAnswer, HeadsRequest
@@ -21,17 +22,7 @@ KINDS = Question(
     answer=HeadsAnswer,
     answering=WithModel(heads.classify),
     formats=FORMATS,
-    query={
-        "text": "text",
-        "layers": "integers",
-        "heads": "integers",
-        "labels": "texts",
-        "thresholds": "numbers",
-        "probe": "text",
-        "seed": "integer",
-        "draws": "integer",
-        "special_tokens": "text",
-    },
+    query={"text": "text", **HEADS, "probe": "text", "seed": "integer", "draws": "integer"},
     parameters=PARAMETERS,
 )
 
