@@ -1,4 +1,4 @@
-"""The command `attention-service`: serve, fetch-weights, reproduce, openapi, readme."""
+"""The command `attention-service`: serve, fetch-weights, reproduce, corpus, openapi, readme."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables.add_argument("--check", action="store_true", help="only compare; exit 1 when one is not current")
     tables.add_argument("--root", type=Path, default=Path(), help="where README.md lies")
 
-    options = parser.parse_args(arguments)
+    commands.add_parser("corpus", help="answers about every row of files, on one machine or on a Ray cluster")
+
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["corpus"]:  # which has flags of its own, and imports what others do without
+        return _corpus(given[1:], restart=arguments is None)
+    options = parser.parse_args(given)
     if options.command == "openapi":
         from service.openapi import as_yaml
 
@@ -48,11 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text = generated(name, path.read_text(encoding="utf-8"))
             results.append(_write(path, text, "readme", check=options.check))
         return max(results)
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        for fault in error.errors(include_url=False, include_input=False, include_context=False):
-            print(f"attention-service: {variable(str(fault['loc'][0]))}: {fault['msg']}", file=sys.stderr)
+    settings = _settings()
+    if settings is None:
         return 2
     match options.command:
         case "serve":
@@ -65,6 +67,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from service.reproduce import reproduce_command
 
             return reproduce_command(settings, options.out)
+
+
+def _settings() -> Settings | None:
+    """What the environment says; None, and a word about it, where it cannot be used."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        for fault in error.errors(include_url=False, include_input=False, include_context=False):
+            print(f"attention-service: {variable(str(fault['loc'][0]))}: {fault['msg']}", file=sys.stderr)
+        return None
+
+
+def _corpus(arguments: Sequence[str], *, restart: bool) -> int:
+    try:
+        from service.corpus.command import corpus_command
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        print("attention-service: corpus needs more packages: pip install '.[corpus]'", file=sys.stderr)
+        return 2
+    settings = _settings()
+    return 2 if settings is None else corpus_command(arguments, settings, restart=restart)
 
 
 def _serve(settings: Settings) -> int:

@@ -11,14 +11,14 @@ MEDIA_TYPE = "application/json"
 ALWAYS_FINITE = frozenset((str, int, bool, type(None)))
 
 
-def dumps(payload: object, *, nulls: bool = False) -> bytes:
+def dumps(payload: object, *, nulls: bool = False, indent: bool = False) -> bytes:
     """UTF-8 JSON of dicts, lists, numbers and numpy arrays.
 
     With `nulls`, NaN in an array is written as null: the caller has seen to it that it stands only where there is no
     number. Raises ValueError for any other number that is not finite: orjson would write null, which reads like data.
     """
     check_finite(payload, nulls)
-    return orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_INDENT_2 if indent else 0))
 
 
 def check_finite(value: object, nulls: bool = False) -> None:

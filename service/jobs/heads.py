@@ -40,7 +40,7 @@ MOST_PLACES = 10  # of short texts, named in a warning
 
 def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
     """Scores and labels of the chosen heads; a layer's maps are scored as they stream past, and let go."""
-    limits = _limits(request)
+    limits = limits_of(request)
     found = _tokenized(request, session)
     texts = texts_of(found)
     if request.on_error == "fail" or not texts:
@@ -86,7 +86,7 @@ class OfText:
 
 def each(request: HeadsRequest, session: Session) -> list[OfText | InvalidRequestError]:
     """What `classify` says of each text by itself, or why it cannot be read; without a probe."""
-    limits = _limits(request)
+    limits = limits_of(request)
     found = _tokenized(request, session)
     left = iter(_scored(request, session, texts_of(found)))
     answers: list[OfText | InvalidRequestError] = []
@@ -149,7 +149,7 @@ def _described(
     request: HeadsRequest, kv_head: Callable[[int], int], head_results: Sequence[HeadResult]
 ) -> dict[str, object]:
     """The members `summary` and `heads`."""
-    limits = _limits(request)
+    limits = limits_of(request)
     labelled, near = label(head_results, limits), borderline(head_results, limits)
     return {
         "summary": {
@@ -173,7 +173,8 @@ def _described(
     }
 
 
-def _limits(request: HeadsRequest) -> dict[str, float]:
+def limits_of(request: HeadsRequest) -> dict[str, float]:
+    """The thresholds of the labels that are asked for. Raises `incompatible_options` for a label without one."""
     try:
         return thresholds_of(thresholds=request.thresholds, labels=request.labels)
     except LabelError as error:  # a label without a threshold; all else the schema has refused

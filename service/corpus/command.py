@@ -1,0 +1,182 @@
+"""`attention-service corpus`: its flags, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from service.corpus.engines import EngineError
+from service.corpus.inputs import InputError
+
+from service.corpus.run import Result, RunError, Where, run
+from service.corpus.tasks import TASKS, Task
+from service.errors import InvalidRequestError
+from service.parameters import Kind, value_of
+from service.settings import Settings, granted_cpus, process_environment
+from service.validation import field_error
+from service.weights import WeightsError
+
+SHARD_ROWS = 256  # about ten seconds' work: what an interruption loses, and how often the bar moves
+BATCH_TOKENS = 512  # from here on larger batches are no faster
+WRITTEN: Mapping[Kind, str] = {  # of a flag
+    "text": "WORD",
+    "integer": "N",
+    "integers": "N,N",
+    "texts": "NAME,NAME",
+    "numbers": "NAME:N,NAME:N",
+    "heads": "L5H5,L8H7",
+}
+
+
+def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: bool = False) -> int:
+    """Run `attention-service corpus ARGUMENTS`, and return the exit code.
+
+    0: every row has an answer, or a line in `errors.jsonl`. 1: the run ended before. 2: it could not begin. 130: it was
+    interrupted. With `restart` this process, which is to compute itself, is begun anew where its environment is not
+    the one that torch should find.
+    """
+    options = _parser().parse_args(arguments)
+    if options.engine == "local" and (options.actors or options.address):
+        return _complain(2, "--actors and --address are Ray's; --engine local has neither")
+    threads = options.threads or (granted_cpus() if options.engine == "local" else 1)
+    if restart and options.engine == "local":
+        _restart_with(process_environment(settings.model_copy(update={"threads": threads})))
+    try:
+        result = run(
+            _task(options),
+            options.input,
+            options.out,
+            settings,
+            Where(options.engine, options.actors, threads, options.address),
+            shard_rows=options.shard_rows,
+            batch_tokens=options.batch_tokens,
+            fail_fast=options.fail_fast,
+        )
+    except WeightsError as error:
+        return _complain(error.exit_code, str(error))
+    except (InputError, _FlagError) as error:
+        return _complain(2, str(error))
+    except (RunError, EngineError) as error:
+        return _complain(1, str(error))
+    except KeyboardInterrupt:
+        return _complain(130, "interrupted; the same command goes on from here")
+    print(_report(result, options.out), file=sys.stderr)
+    return 0
+
+
+class _FlagError(Exception):
+    """A flag says what no model allows."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="attention-service corpus",
+        description="The service's answers about every row of files, as Parquet files and a summary.",
+    )
+    commands = parser.add_subparsers(dest="task", required=True, metavar="COMMAND")
+    for task in TASKS.values():
+        question = (task.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(task.name, help=question, description=question)
+        command.add_argument(
+            "input", nargs="+", help=".jsonl, .csv, .tsv or .parquet files, or globs; text may be gzipped"
+        )
+        command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the answers go")
+        asked = command.add_argument_group("what is asked", "as in the API")
+        for name, kind in task.flags.items():
+            field = task.asked.model_fields[name]
+            asked.add_argument(_flag(name), metavar=_written(kind, field), help=_help(field.description))
+        how = command.add_argument_group("how it runs")
+        how.add_argument(
+            "--engine", choices=("ray", "local"), default="ray", help="local: this process alone"
+        )
+        how.add_argument(
+            "--address", metavar="HOST:PORT", help="of a Ray cluster; without it Ray starts here"
+        )
+        how.add_argument(
+            "--actors", type=_positive, metavar="N", help="processes; as many as there are CPUs for"
+        )
+        how.add_argument(
+            "--threads", type=_positive, metavar="N", help="of an actor: 1; with --engine local all CPUs"
+        )
+        how.add_argument("--fail-fast", action="store_true", help="end at the first row without an answer")
+        how.add_argument(
+            "--shard-rows", type=_positive, metavar="N", default=SHARD_ROWS, help="rows of a file"
+        )
+        how.add_argument(
+            "--batch-tokens",
+            type=_positive,
+            metavar="N",
+            default=BATCH_TOKENS,
+            help="read at once, with padding",
+        )
+    return parser
+
+
+def _positive(given: str) -> int:
+    value = int(given)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _written(kind: Kind, field: FieldInfo) -> str:
+    """How a flag's value looks: the words that there are to choose from, where these are few."""
+    words = get_args(field.annotation)
+    return "|".join(words) if words and all(isinstance(word, str) for word in words) else WRITTEN[kind]
+
+
+def _help(description: str | None) -> str | None:
+    return description and description.replace("`", "").replace("%", "%%")
+
+
+def _task(options: argparse.Namespace) -> Task:
+    """What the flags ask. Raises _FlagError."""
+    kind = TASKS[options.task]
+    said = {name: getattr(options, name) for name in kind.flags}
+    asked = {name: value_of(one, kind.flags[name]) for name, one in said.items() if one is not None}
+    try:
+        return kind(asked)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=True)[0]
+        found = field_error(fault, asked)
+    except InvalidRequestError as error:
+        found = error.errors[0]
+    raise _FlagError(f"{_flag(found.pointer.split('/')[1])}: {found.detail}")
+
+
+def _restart_with(environment: Mapping[str, str]) -> None:
+    if any(os.environ.get(name) != value for name, value in environment.items()):
+        os.environ.update(environment)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _complain(code: int, sentence: str) -> int:
+    print(f"attention-service: {sentence}", file=sys.stderr)
+    return code
+
+
+def _report(result: Result, out: Path) -> str:
+    answers = result.rows - result.faults
+    lines = [f"{answers:,} of {result.rows:,} rows have an answer in {out / 'items'}"]
+    if result.faults:
+        lines.append(f"{result.faults:,} have none: {out / 'errors.jsonl'} says why")
+    if result.why_no_summary is None:
+        lines.append(f"{out / 'summary.json'} sums them up")
+    else:
+        lines.append(f"no summary: {result.why_no_summary}")
+    if result.rows_now:
+        lines.append(
+            f"{result.rows_now:,} rows in {result.seconds:,.0f} s, {result.rows_now / result.seconds:.1f} a second, "
+            f"at most {result.peak_memory_bytes / 2**30:.1f} GiB a process"
+        )
+    return "\n".join(lines)

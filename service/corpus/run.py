@@ -1,0 +1,266 @@
+"""A run: what is asked of which files, what of it is done already, and what is said when all is done."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from filelock import FileLock, Timeout
+from service.corpus.inputs import InputError, Shard, find, plan
+from tqdm import tqdm
+
+from service.corpus import engines
+from service.corpus.tasks import Part, Task, Whole
+from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done
+from service.errors import InvalidRequestError
+from service.formats import json
+from service.model import provenance
+from service.settings import Settings, process_environment
+from service.weights import locate
+
+ERRORS_SECONDS = 5.0  # from one writing of errors.jsonl to the next: each writes all of it
+QUIET_SECONDS = 10.0  # from one line of progress to the next, where nobody watches
+
+
+class RunError(Exception):
+    """A run that cannot begin or go on; a sentence for whoever started it."""
+
+
+class BadRowError(RunError):
+    """The first row without an answer, where that is to end the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which engine, and how large: `actors` None are as many as there is room for."""
+
+    engine: Literal["ray", "local"]
+    actors: int | None = None
+    threads: int = 1
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to: all its rows, those without an answer, and, of this call, what it did in which time."""
+
+    rows: int
+    faults: int
+    rows_now: int
+    tokens_now: int
+    seconds: float
+    peak_memory_bytes: int  # of the largest worker
+    why_no_summary: str | None
+
+
+def run(
+    task: Task,
+    inputs: Sequence[str],
+    out: Path,
+    settings: Settings,
+    where: Where,
+    *,
+    shard_rows: int,
+    batch_tokens: int,
+    fail_fast: bool = False,
+) -> Result:
+    """Answer every row of the inputs into the folder `out`, and sum up. What is there already is not done again.
+
+        items/          one Parquet file a shard, rows in the order of the input
+        errors.jsonl    the rows without an answer, and why
+        summary.json    what the API would have said of all items
+        run.json        what was asked, of which model and files
+
+    Every file is whole once it is there. Raises InputError, WeightsError, RunError, EngineError, which also says what a
+    worker raised, and with `fail_fast` BadRowError.
+    """
+    began = time.monotonic()
+    sources, shards = plan(find(inputs), shard_rows=shard_rows)
+    if not shards:
+        raise InputError("The inputs hold no rows.")
+    asked = {
+        "command": task.name,
+        "options": {name: said for name, said in task.options.items() if name not in task.late},
+        "model": provenance(
+            locate(settings.model, settings.cache), device=settings.device, dtype=settings.dtype
+        ),
+        "inputs": [{"file": one.path, "sha256": one.sha256, "rows": one.rows} for one in sources],
+        "shard_rows": shard_rows,
+    }
+    with _alone_in(out):
+        _begin_or_resume(out, asked)
+        before = _done_before(out, shards)
+        done_before = {done.shard for done in before}
+        left = [shard for shard in shards if shard.index not in done_before]
+        # Workers need no keys
+        of_workers = settings.model_copy(
+            update={"api_keys": (), "signing_key": None, "threads": where.threads}
+        )
+        job = Job(task.name, task.options, of_workers, out / "items", batch_tokens, fail_fast)
+        now: list[Done] = []
+        rows = sum(shard.rows for shard in shards)
+        with (
+            _Progress(out, rows, before, fail_fast=fail_fast) as progress,
+            contextlib.closing(_engine(where, job, left)) as engine,
+        ):
+            for done in engine:
+                now.append(done)
+                progress.tell(done)
+        every = sorted((*before, *now), key=lambda done: done.shard)
+        whole = Whole(
+            model=every[0].model,
+            rows=rows,
+            faults=[fault for done in every for fault in done.faults],
+            files={source.path: source.sha256 for source in sources},
+        )
+        return Result(
+            rows=rows,
+            faults=len(whole.faults),
+            rows_now=sum(done.rows for done in now),
+            tokens_now=sum(done.tokens for done in now),
+            seconds=time.monotonic() - began,
+            peak_memory_bytes=max((done.peak_memory_bytes for done in now), default=0),
+            why_no_summary=_sum_up(task, out, [done.shard for done in every], whole),
+        )
+
+
+def _engine(where: Where, job: Job, shards: Sequence[Shard]) -> Iterator[Done]:
+    make = functools.partial(Worker, job)
+    if where.engine == "local":
+        return engines.in_process(make, shards)
+    return engines.on_ray(
+        make,
+        shards,
+        actors=where.actors,
+        threads=where.threads,
+        environment=process_environment(job.settings),
+        address=where.address,
+    )
+
+
+@contextlib.contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Two runs in one folder would undo each other's work."""
+    (out / "items").mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / ".lock", blocking=False):
+            yield
+    except Timeout:
+        raise RunError(f"Another run is at work in {out}.") from None
+
+
+def _begin_or_resume(out: Path, asked: Mapping[str, object]) -> None:
+    """Write down what is asked, or see that it is what was asked when the folder's run began."""
+    path = out / "run.json"
+    try:
+        before = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        if any((out / "items").iterdir()):
+            raise RunError(f"{out / 'items'} holds files, and no run.json says of what.") from None
+        write(path, json.dumps(asked, indent=True))
+        return
+    except ValueError:
+        raise RunError(f"{path} is not what a run writes.") from None
+    now = orjson.loads(orjson.dumps(asked))
+    if others := [name for name in now if before.get(name) != now[name]]:
+        detail = f"{out} holds a run of other {' and '.join(others)} (see {path})"
+        raise RunError(f"{detail}; name another folder for this one.")
+
+
+def _done_before(out: Path, shards: Sequence[Shard]) -> list[Done]:
+    """What the finished files of answers say; what was left half-written is removed."""
+    for left in (out / "items").glob(f"{TEMPORARY}*"):
+        left.unlink(missing_ok=True)
+    paths = (part_path(out / "items", shard.index) for shard in shards)
+    return [replace(read_done(path), state={}) for path in paths if path.is_file()]
+
+
+class _Progress:
+    """A bar with the rate and the time left; and `errors.jsonl`, kept up to date.
+
+    Raises BadRowError for the first row without an answer, where the run is to `fail_fast`, and RunError where not all
+    answers come from the same model.
+    """
+
+    def __init__(self, out: Path, rows: int, before: Sequence[Done], *, fail_fast: bool) -> None:
+        self._path, self._fail_fast = out / "errors.jsonl", fail_fast
+        self._faults: dict[int, Sequence[Mapping[str, Any]]] = {}  # by shard
+        self._written = -math.inf
+        self._model: Mapping[str, Any] | None = None
+        self._bar = tqdm(
+            total=rows,
+            initial=sum(done.rows for done in before),
+            unit=" items",
+            mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
+        )
+        self._before = before
+
+    def __enter__(self) -> _Progress:
+        for done in self._before:
+            self._take(done)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        self._write_errors()
+
+    def tell(self, done: Done) -> None:
+        """A shard is done."""
+        self._bar.update(done.rows)
+        self._take(done)
+        if time.monotonic() - self._written > ERRORS_SECONDS:
+            self._write_errors()
+
+    def _take(self, done: Done) -> None:
+        answering = {name: said for name, said in done.model.items() if name != "device"}
+        if self._model not in (None, answering):
+            raise RunError("The machines have different weights or versions, so their answers would differ.")
+        self._model = answering
+        if not done.faults:
+            return
+        self._faults[done.shard] = done.faults
+        self._bar.set_postfix(errors=sum(map(len, self._faults.values())))
+        if self._fail_fast:
+            first = done.faults[0]
+            raise BadRowError(f"{first['file']}:{first['line']}: {first['code']}: {first['detail']}")
+
+    def _write_errors(self) -> None:
+        self._written = time.monotonic()
+        lines = [orjson.dumps(one) + b"\n" for shard in sorted(self._faults) for one in self._faults[shard]]
+        write(self._path, b"".join(lines))
+
+
+def _sum_up(task: Task, out: Path, shards: Sequence[int], whole: Whole) -> str | None:
+    """Write what the API would have said of all items, or return why there is nothing to say."""
+
+    def parts() -> Iterator[Part]:
+        for shard in shards:
+            path = part_path(out / "items", shard)
+            yield Part(path, read_done(path).state)
+
+    path = out / "summary.json"
+    path.unlink(missing_ok=True)  # that of a call before may have had other options
+    try:
+        summary = task.summary(parts, whole)
+    except InvalidRequestError as error:
+        return error.detail
+    if summary is None:
+        return task.no_summary
+    write(path, json.dumps(summary, indent=True))
+    return None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that is whole whenever it is there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)

@@ -1,0 +1,250 @@
+"""One shard: its rows, in batches, through the service's own jobs, into one file of answers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from service.corpus.inputs import Reader, Shard
+
+from service.corpus import table
+from service.corpus.tasks import TASKS, Record, Tally, Task
+from service.engine import Engine, Session
+from service.errors import FieldError, InvalidRequestError, TooLargeError
+from service.model import LoadedModel, load_model
+from service.schemas.attention import Input
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+FOOTER = b"attention-service"  # under which a file of answers tells of itself
+TEMPORARY = (
+    ".unfinished-"  # how the names of other files in the folder begin; readers of the folder pass them over
+)
+NUMBERS_AT_ONCE = 32_000_000  # of answers in memory, on their way into a file
+UNBOUNDED = 2**40  # in the place of limits that keep requests from each other's way: there are no others
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the workers of a run do: the task and its `options`, and the folder `items` for the answers.
+
+    A batch has at most `batch_tokens` tokens, padding included. With `fail_fast` a shard with a fault is not written.
+    """
+
+    task: str
+    options: Mapping[str, Any]
+    settings: Settings
+    items: Path
+    batch_tokens: int
+    fail_fast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a worker says of a shard, and its file of itself.
+
+    `faults` are rows without an answer: `file`, `line`, `code`, `detail`, and `id` and `pointer` if there are any.
+    `state` is for the summary. `tokens` are those of the items answered, `seconds` the time that all of it took.
+    """
+
+    shard: int
+    rows: int
+    faults: Sequence[Mapping[str, Any]]
+    tokens: int
+    seconds: float
+    peak_memory_bytes: int
+    model: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+
+def part_path(items: Path, shard: int) -> Path:
+    """The file of a shard's answers. Under this name it is complete."""
+    return items / f"part-{shard:06}.parquet"
+
+
+def read_done(path: Path) -> Done:
+    """What a file of answers says of itself."""
+    return Done(**orjson.loads(pq.read_metadata(path).metadata[FOOTER]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A row that holds an item: where it stands, and about how long and how large its answer is."""
+
+    place: int  # in the shard
+    line: int
+    item: Any
+    tokens: int
+    numbers: int
+
+
+class Worker:
+    """Loads the model once, and answers shards.
+
+    Raises WeightsError where the weights were not fetched, InvalidRequestError for options that the model does not
+    allow.
+    """
+
+    def __init__(self, job: Job, *, load: Callable[[Settings], LoadedModel] = load_model) -> None:
+        self._job = job
+        self._task: Task = TASKS[job.task](job.options)
+        self._reader = Reader()
+        model = load(job.settings)
+        unbounded = ("max_tokens_per_request", "max_tokens_per_evaluation", "deadline_seconds")
+        limits = job.settings.model_copy(update=dict.fromkeys(unbounded, UNBOUNDED))
+        self._engine = Engine(lambda: model, limits).start()
+        while self._engine.state == "loading":
+            time.sleep(0.001)
+        with self._admitted() as session:
+            self._task.answers([self._task.item(self._task.example)], [0], session, self._task.tally())
+
+    def __call__(self, shard: Shard) -> Done:
+        """Answer the shard's rows, and write the answers in the rows' order: a file has its name once it is whole."""
+        with self._admitted() as session, _temporary(self._job.items) as file:
+            done = self._answer(shard, session, file)
+            if not (done.faults and self._job.fail_fast):
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).replace(part_path(self._job.items, shard.index))
+        return done
+
+    def _answer(self, shard: Shard, session: Session, file: BinaryIO) -> Done:
+        started = time.perf_counter()
+        tally = self._task.tally()
+        asked, faults = self._read(shard, session)
+        with pq.ParquetWriter(file, self._task.schema, **table.WRITING) as writer:
+            for group in _groups(asked):
+                if faults and self._job.fail_fast:
+                    break
+                answers, faulty = self._answers(shard, group, session, tally)
+                writer.write_table(answers)
+                faults += faulty
+            done = Done(
+                shard=shard.index,
+                rows=shard.rows,
+                faults=sorted(faults, key=lambda fault: fault["line"]),
+                tokens=sum(one.tokens for one in asked),
+                seconds=time.perf_counter() - started,
+                peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                model=session.model.provenance,
+                state=tally.state(),
+            )
+            writer.add_key_value_metadata({FOOTER: orjson.dumps(done)})
+        return done
+
+    def _admitted(self) -> AbstractContextManager[Session]:
+        """As a request is, for an answer in a format that takes numbers as they are."""
+        return self._engine.admit(self._job.settings.max_response_elements_compact, exact=True)
+
+    def _read(self, shard: Shard, session: Session) -> tuple[list[_Asked], list[dict[str, Any]]]:
+        """The rows that hold an item, and the faults of the others."""
+        asked, faults = [], []
+        for place, row in enumerate(self._reader.rows(shard)):
+            item = row.fault if row.values is None else self._task.read(row.values)
+            if isinstance(item, FieldError):
+                faults.append(_fault(item, shard, row.line, (row.values or {}).get("id")))
+            else:
+                tokens = len(session.tokenize(Input("/text", item.text), parse_special=False))
+                asked.append(_Asked(place, row.line, item, tokens, self._task.numbers(tokens, session)))
+        return asked, faults
+
+    def _answers(
+        self, shard: Shard, group: Sequence[_Asked], session: Session, tally: Tally
+    ) -> tuple[pa.Table, list[dict[str, Any]]]:
+        """The answers in the order of the rows, as a table, and the faults of rows that have none."""
+        tables, places, faults = [], [], []
+        for batch in _batches(group, self._job.batch_tokens, session.max_elements):
+            records = []
+            for one, answer in zip(batch, self._ask(shard, batch, session, tally), strict=True):
+                if isinstance(answer, FieldError):
+                    faults.append(_fault(answer, shard, one.line, one.item.id))
+                else:
+                    place = {"file": shard.source.path, "line": one.line, "id": one.item.id}
+                    records.append({**place, **answer})
+                    places.append(one.place)
+            tables.append(table.table(records, self._task.schema))
+        return table.reorder(pa.concat_tables(tables), np.argsort(places)), faults
+
+    def _ask(
+        self, shard: Shard, batch: Sequence[_Asked], session: Session, tally: Tally
+    ) -> list[Record | FieldError]:
+        """The answers of a batch; where it fails, those of each item by itself: one must not cost the others theirs."""
+        places = [shard.first + one.place for one in batch]
+        try:
+            return self._task.answers([one.item for one in batch], places, session, tally)
+        except Exception as error:
+            if len(batch) > 1:
+                return [answer for one in batch for answer in self._ask(shard, [one], session, tally)]
+            match error:
+                case InvalidRequestError():
+                    return [error.errors[0]]
+                case TooLargeError():
+                    return [FieldError("", "too_large", error.detail)]
+                case _:
+                    log.exception(
+                        "an item has no answer", extra={"file": shard.source.path, "line": batch[0].line}
+                    )
+                    return [FieldError("", "internal", f"The model failed: {type(error).__name__}.")]
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[BinaryIO]:
+    """A new file that is gone afterwards, unless it has got another name."""
+    path = folder / f"{TEMPORARY}{uuid4().hex}"
+    try:
+        with path.open("xb") as file:
+            yield file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _fault(fault: FieldError, shard: Shard, line: int, name: object) -> dict[str, Any]:
+    """A row without an answer, as `errors.jsonl` tells it."""
+    found: dict[str, Any] = {"file": shard.source.path, "line": line}
+    if isinstance(name, str | int):
+        found["id"] = str(name)
+    if fault.pointer:
+        found["pointer"] = fault.pointer
+    return {**found, "code": fault.code, "detail": fault.detail}
+
+
+def _groups(asked: Sequence[_Asked]) -> Iterator[list[_Asked]]:
+    """Neighbours, as many as there may be answers in memory at once."""
+    group: list[_Asked] = []
+    numbers = 0
+    for one in asked:
+        if group and numbers + one.numbers > NUMBERS_AT_ONCE:
+            yield group
+            group, numbers = [], 0
+        group.append(one)
+        numbers += one.numbers
+    if group:
+        yield group
+
+
+def _batches(group: Sequence[_Asked], most_tokens: int, most_numbers: int) -> Iterator[list[_Asked]]:
+    """Items whose texts are of like length, longest first, with at most so many padded tokens and numbers together."""
+    batch: list[_Asked] = []
+    numbers = 0
+    for one in sorted(group, key=lambda one: -one.tokens):
+        padded = (len(batch) + 1) * max(1, batch[0].tokens if batch else one.tokens)
+        if batch and (padded > most_tokens or numbers + one.numbers > most_numbers):
+            yield batch
+            batch, numbers = [], 0
+        batch.append(one)
+        numbers += one.numbers
+    if batch:
+        yield batch
