@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import socket
@@ -31,6 +30,7 @@ from service.errors import (
 )
 from service.security import LINK_PARAMETERS
 from service.settings import Settings
+from service.strict_json import refuse_duplicate_members
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -117,7 +117,7 @@ def read_either(model: type[T], bare: Bare[T], names: Mapping[str, Kind], places
         whole = _parsed(model, raw)  # what is wrong with the body itself is told first
         _refuse_beside(said)
         return whole
-    _refuse_duplicate_members(raw)
+    refuse_duplicate_members(raw)
     return _validated(bare.request, {**said, bare.member: member.root})
 
 
@@ -146,14 +146,14 @@ def _parsed(model: type[T], raw: bytes) -> T:
             if "hex escape" in reason:
                 reason += " (half of a surrogate pair is no character)"
             raise MalformedBodyError(f"The body is not valid JSON: {reason}.") from None
-        _refuse_duplicate_members(raw)
+        refuse_duplicate_members(raw)
         body = from_json(raw)
         for fault in faults:
             if fault["type"] == "too_long" and fault["loc"][0] in MANY:
                 check_count(len(body[fault["loc"][0]]), model)
         fields = [_field_error(fault, body) for fault in faults[:MAX_ERRORS]]
         raise InvalidRequestError.of(fields, more=len(faults) - 1) from None
-    _refuse_duplicate_members(raw)
+    refuse_duplicate_members(raw)
     return parsed
 
 
@@ -176,7 +176,7 @@ def read_lines(model: type[T], item: type[BaseModel], names: Mapping[str, Kind])
     for number, line in numbered:
         try:
             read = item.model_validate_json(line)
-            _refuse_duplicate_members(line)
+            refuse_duplicate_members(line)
         except ValidationError as error:
             code, detail = _line_fault(error, line)
             unread.append({"line": number, "code": code, "detail": detail})
@@ -506,13 +506,3 @@ def _place(location: tuple[int | str, ...], body: object, *, missing: bool) -> l
                 continue
         place.append(part)
     return place
-
-
-def _refuse_duplicate_members(raw: bytes) -> None:
-    """JSON lets the last of two equal names win silently; a request that says two things is refused instead."""
-
-    def members(pairs: list[tuple[str, object]]) -> None:
-        if len({name for name, _ in pairs}) < len(pairs):
-            raise MalformedBodyError("A member is named twice in one object.")
-
-    json.loads(raw, object_pairs_hook=members, parse_int=str)
