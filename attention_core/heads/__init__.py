@@ -20,7 +20,7 @@ from attention_core.heads.labels import (
     thresholds_of,
 )
 from attention_core.heads.patterns import mae_similarities, pattern_rule
-from attention_core.heads.pooling import PooledHead, PooledScore, pool
+from attention_core.heads.pooling import Pool, PooledHead, PooledScore, pool
 from attention_core.heads.probe import PROBE_RULES, Probe, repeat_probe, with_probe
 from attention_core.heads.rules import LABELS, SCORES, ScoreRule
 from attention_core.heads.scoring import SHORTEST, HeadResult, HeadScorer, ScoreResult, Status, score_heads
@@ -37,6 +37,7 @@ __all__ = [
     "HeadScorer",
     "LabelCount",
     "LabelError",
+    "Pool",
     "PooledHead",
     "PooledScore",
     "Probe",

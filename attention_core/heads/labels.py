@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attention_core._checks import positive_int
 from attention_core.errors import ShapeError
@@ -117,9 +117,14 @@ def _labels_where(
 def _carries(name: str, result: ScoreResult, threshold: float, *, shift: float = 0.0) -> bool:
     if result.status != "ok" or result.score is None or result.excess is None:
         return False
+    return bool(earns(name, result.score + shift, result.excess + shift, threshold))
+
+
+def earns(name: str, score: Any, excess: Any, threshold: float) -> Any:
+    """Whether a score whose status is ok carries the label of its name, as in `label`: of numbers, or of arrays."""
     if SCORES[name].sign == "≥":
-        return result.score + shift >= threshold
-    return result.score + shift > threshold and result.excess + shift > 0
+        return score >= threshold
+    return (score > threshold) & (excess > 0)
 
 
 def summarise(labelled: Sequence[Sequence[str]], names: Collection[str]) -> dict[str, LabelCount]:

@@ -1,3 +1,4 @@
+import json
 import math
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 import scipy.stats
 import torch
@@ -24,6 +26,7 @@ from attention_core.heads import (
     HeadResult,
     HeadScorer,
     LabelError,
+    Pool,
     PooledHead,
     ScoreResult,
     ScoreRule,
@@ -708,6 +711,214 @@ def test_texts_with_other_heads_or_none_cannot_be_pooled() -> None:
         pool([])
     with pytest.raises(ShapeError, match="results of text 1"):
         pool([score_maps(random_maps(2, 7)), score_maps(random_maps(3, 7))])
+
+
+# --- in parts
+
+
+POOLED = ("sink", "induction", "broad", "distance")  # of these, distance has no argmax_rate
+
+
+def drawn_texts(texts: int, seed: int, *, heads: int = 3) -> list[list[HeadResult]]:
+    """Results of any status, some without an entropy, as no real head gives them."""
+    random = np.random.default_rng(seed)
+
+    def drawn(name: str) -> ScoreResult:
+        status = random.choice(["ok", "ok", "ok", "too_short", "not_applicable"])
+        if status == "not_applicable":
+            return ScoreResult(None, None, None, None, 0, "not_applicable")
+        value, baseline, rate = random.uniform(size=3).tolist()
+        rows = int(random.integers(1, 97))
+        return ScoreResult(
+            value, baseline, value - baseline, None if name == "distance" else rate, rows, status
+        )
+
+    return [
+        [
+            HeadResult(
+                head // 2,
+                head % 2,
+                {name: drawn(name) for name in POOLED},
+                float(random.uniform()) if random.uniform() < 0.8 else None,
+            )
+            for head in range(heads)
+        ]
+        for _ in range(texts)
+    ]
+
+
+def pool_of(texts: Sequence[Sequence[HeadResult]]) -> Pool:
+    found = Pool()
+    for heads in texts:
+        found.add(heads)
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 23), st.integers(0, 2**32), st.data())
+def test_parts_merged_in_any_order_are_what_numpy_and_scipy_say_of_all_texts(
+    count: int, seed: int, data: st.DataObject
+) -> None:
+    texts = drawn_texts(count, seed)
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=7)))
+    parts = [pool_of(texts[a:b]) for a, b in pairwise([0, *cuts, count])]
+    while len(parts) > 1:  # any two, until one is left
+        one = parts.pop(data.draw(st.integers(0, len(parts) - 1)))
+        parts[data.draw(st.integers(0, len(parts) - 1))].merge(one)
+    assert parts[0].texts == count
+    pooled = parts[0].finish()
+    limits = thresholds_of()
+    labels = [label(heads) for heads in texts]
+    for place, head in enumerate(pooled):
+        assert (head.layer, head.head) == (place // 2, place % 2)
+        of_head = [heads[place] for heads in texts]
+        entropies = [
+            one.entropy
+            for one in of_head
+            if one.entropy is not None and any(score.status == "ok" for score in one.scores.values())
+        ]
+        assert head.entropy == (pytest.approx(np.mean(entropies), rel=1e-12) if entropies else None)
+        assert head.texts_agreeing == {
+            name: sum(name in of_text[place] for of_text in labels) for name in limits if name in POOLED
+        }
+        for name, found in head.scores.items():
+            usable = [one.scores[name] for one in of_head if one.scores[name].status == "ok"]
+            assert (found.n, found.rows) == (len(usable), sum(one.rows for one in usable))
+            if not usable:
+                short = any(one.scores[name].status == "too_short" for one in of_head)
+                assert found.status == ("too_short" if short else "not_applicable")
+                assert (numbers(found), found.sd, found.ci95) == ([None] * 4, None, None)
+                continue
+            assert found.status == "ok"
+            values = np.array(
+                [numbers(one) for one in usable], dtype=np.float64
+            )  # [text, number], None as NaN
+            means = [0.0 if number is None else number for number in numbers(found)]
+            assert means == pytest.approx(np.nan_to_num(values.mean(0)).tolist(), rel=1e-12, abs=1e-14)
+            assert (found.argmax_rate is None) == (name == "distance")
+            if len(usable) == 1:
+                assert (found.sd, found.ci95) == (None, None)
+                continue
+            sd, mean = values[:, 0].std(ddof=1), values[:, 0].mean()
+            assert found.sd == pytest.approx(sd, rel=1e-12, abs=1e-14)
+            half = scipy.stats.t.ppf(0.975, len(usable) - 1) * sd / math.sqrt(len(usable))
+            assert found.ci95 == pytest.approx((mean - half, mean + half), rel=1e-12, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 13), st.integers(0, 2**32))
+def test_a_stored_pool_is_the_pool_to_the_last_bit(count: int, seed: int) -> None:
+    texts = drawn_texts(count + 1, seed)
+    whole = pool_of(texts[:count])
+    state = json.dumps(whole.as_dict(), allow_nan=False)
+    stored = Pool.from_dict(json.loads(state))
+    assert orjson.loads(orjson.dumps(whole.as_dict())) == json.loads(state)
+    assert json.dumps(stored.as_dict()) == state
+    whole.add(texts[count])
+    stored.add(texts[count])
+    assert stored.finish() == whole.finish()
+
+
+def test_a_stored_pool_keeps_its_limits_in_their_order() -> None:
+    limits = {"sink": 0.125, "broad": 0.5, "induction": 1 / 3}
+    found = Pool(limits)
+    stored = Pool.from_dict(json.loads(json.dumps(found.as_dict(), sort_keys=True)))
+    stored.add([head_with()])
+    assert list(stored.finish()[0].texts_agreeing) == ["sink", "broad", "induction"]
+    with pytest.raises(ShapeError, match="limits of the other pool"):
+        stored.merge(Pool())
+
+
+def test_a_stored_pool_that_lost_a_number_is_refused() -> None:
+    state = pool_of(drawn_texts(2, 7)).as_dict()
+    state["mean"].pop()
+    with pytest.raises(ShapeError, match=r"mean of a stored pool: expected \(51,\), got \(50,\)"):
+        Pool.from_dict(state)  # 3 heads x 4 scores x 4 numbers, 3 entropies
+
+
+def test_what_a_stored_pool_takes_on_does_not_reach_what_was_stored() -> None:
+    first, second = drawn_texts(2, 11)
+    found = pool_of([first])
+    state = found.as_dict()
+    before = json.dumps(state)
+    Pool.from_dict(state).add(second)
+    found.add(second)
+    assert json.dumps(state) == before
+
+
+def test_a_part_without_a_text_adds_nothing_and_finishes_nothing() -> None:
+    texts = drawn_texts(3, 5)
+    for found, other in ((pool_of(texts), Pool()), (Pool(), pool_of(texts))):
+        found.merge(other)
+        assert (found.texts, found.finish()) == (3, pool(texts))
+    empty = Pool()
+    empty.merge(Pool())
+    with pytest.raises(ShapeError, match="texts: expected at least one, got 0"):
+        empty.finish()
+
+
+def test_merging_leaves_the_other_pool_as_it_was() -> None:
+    texts = drawn_texts(5, 3)
+    other = pool_of(texts[2:])
+    before = other.as_dict()
+    found = Pool()
+    found.merge(other)
+    found.merge(pool_of(texts[:2]))
+    assert other.as_dict() == before
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        drawn_texts(1, 1, heads=2),
+        [[HeadResult(9, one.head, one.scores, one.entropy) for one in drawn_texts(1, 1)[0]]],
+        [[HeadResult(one.layer, one.head, {"sink": result(0.9)}, 1.0) for one in drawn_texts(1, 1)[0]]],
+    ],
+    ids=["fewer heads", "another layer", "fewer scores"],
+)
+def test_what_has_other_heads_or_scores_is_refused_and_changes_nothing(
+    others: list[list[HeadResult]],
+) -> None:
+    found = pool_of(drawn_texts(3, 1))
+    before = found.as_dict()
+    with pytest.raises(ShapeError, match="results of text 3: expected the heads and scores of text 0"):
+        found.add(others[0])
+    with pytest.raises(ShapeError, match="the other pool: expected the heads and scores of this one"):
+        found.merge(pool_of(others))
+    assert found.as_dict() == before
+
+
+@pytest.mark.parametrize("limits", [{"sink": 0.3}, {"broad": 0.5, "sink": 0.5}, {}])
+def test_pools_with_other_limits_cannot_be_merged(limits: dict[str, float]) -> None:
+    with pytest.raises(ShapeError, match="limits of the other pool"):
+        Pool({"sink": 0.5, "broad": 0.5}).merge(Pool(limits))
+
+
+def test_scores_that_all_but_agree_keep_their_deviation() -> None:
+    # Of 1 - 10⁻⁹ k the sum of squares less n mean² has no correct digit left: sd = 10⁻⁹ √(n (n + 1) / 12)
+    count = 97
+    texts = [[head_with(sink=result(1 - 1e-9 * k))] for k in range(count)]
+    parts = [pool_of(texts[at : at + 13]) for at in range(0, count, 13)]
+    found = parts[0]
+    for part in parts[1:]:
+        found.merge(part)
+    expected = pytest.approx(1e-9 * math.sqrt(count * (count + 1) / 12), rel=1e-6)
+    assert found.finish()[0].scores["sink"].sd == expected
+    assert pool(texts)[0].scores["sink"].sd == expected
+
+
+def test_a_text_counts_for_a_label_exactly_where_it_carries_it() -> None:
+    # At the threshold: broad carries its label, the others need more; no label without an excess above 0
+    texts = [
+        [head_with(**{name: result(score, excess) for name in ("sink", "broad")})]
+        for score in (math.nextafter(0.5, 0), 0.5, math.nextafter(0.5, 1))
+        for excess in (0.25, 0.0)
+    ]
+    limits = {"sink": 0.5, "broad": 0.5}
+    (head,) = pool(texts, limits)
+    carried = [names for heads in texts for names in label(heads, limits)]
+    assert carried == [(), (), ("broad",), ("broad",), ("sink", "broad"), ("broad",)]
+    assert head.texts_agreeing == {"sink": 1, "broad": 4}
 
 
 # --- the repeat probe ---------------------------------------------------------------------------------------
