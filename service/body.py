@@ -30,11 +30,7 @@ from service.errors import (
 from service.parameters import Kind, value_of
 from service.security import LINK_PARAMETERS
 from service.settings import Settings
-<<<<<<< HEAD
 from service.validation import field_error, line_fault, refuse_duplicate_members
-=======
-from service.strict_json import refuse_duplicate_members
->>>>>>> inputs
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -391,32 +387,3 @@ def register(app: Flask) -> None:
             if (connection := request.environ.get("gunicorn.socket")) is not None:
                 _stop_reading(connection)
         return response
-<<<<<<< HEAD
-=======
-
-
-def _field_error(fault: ErrorDetails, body: object) -> FieldError:
-    kind = fault["type"]
-    code = CODES.get(kind) or ("wrong_type" if kind.endswith(("_type", "_parsing")) else kind)
-    said = MESSAGES.get(kind)
-    message = said.format_map(fault.get("ctx", {})) if said else fault["msg"].rstrip(".")
-    # The message never quotes the input: it names what is allowed, a bound, or a type.
-    place = _place(fault["loc"], body, missing=kind == "missing")
-    if "field" in fault.get("ctx", {}):
-        place.append(fault["ctx"]["field"])  # of a check over several fields
-    pointer = pointer_of(place)
-    return FieldError(pointer, code, f"{message[0].upper()}{message[1:]}.")
-
-
-def _place(location: tuple[int | str, ...], body: object, *, missing: bool) -> list[int | str]:
-    """The parts of pydantic's location that are places in the body: it also names which form of a union it tried."""
-    place: list[int | str] = []
-    for part in location:
-        try:
-            body = body[part]  # type: ignore[index]
-        except (LookupError, TypeError):
-            if not (missing and part == location[-1]):
-                continue
-        place.append(part)
-    return place
->>>>>>> inputs

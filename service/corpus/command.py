@@ -11,9 +11,9 @@ from typing import get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+
 from service.corpus.engines import EngineError
 from service.corpus.inputs import InputError
-
 from service.corpus.run import Result, RunError, Where, run
 from service.corpus.tasks import TASKS, Task
 from service.errors import InvalidRequestError

@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from pydantic_core import from_json
 
 from service.errors import FieldError, MalformedBodyError
-from service.strict_json import refuse_duplicate_members
+from service.validation import refuse_duplicate_members
 
 Format = Literal["jsonl", "csv", "parquet"]
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import orjson
 from filelock import FileLock, Timeout
-from service.corpus.inputs import InputError, Shard, find, plan
 from tqdm import tqdm
 
 from service.corpus import engines
+from service.corpus.inputs import InputError, Shard, find, plan
 from service.corpus.tasks import Part, Task, Whole
 from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done
 from service.errors import InvalidRequestError

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ValidationError
 from pydantic_core import from_json
-from service.corpus.table import schema as schema_of
 
 from attention_core.coreference import Reading, ask
 from attention_core.evaluation import NO_CHOICE, Item
 from attention_core.heads import SCORES, Pool
 from attention_core.spans import Span, Token
+from service.corpus.table import schema as schema_of
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
 from service.jobs import attention, coreference, evaluate, heads

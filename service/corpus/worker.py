@@ -17,9 +17,9 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from service.corpus.inputs import Reader, Shard
 
 from service.corpus import table
+from service.corpus.inputs import Reader, Shard
 from service.corpus.tasks import TASKS, Record, Tally, Task
 from service.engine import Engine, Session
 from service.errors import FieldError, InvalidRequestError, TooLargeError
@@ -125,7 +125,7 @@ class Worker:
         started = time.perf_counter()
         tally = self._task.tally()
         asked, faults = self._read(shard, session)
-        with pq.ParquetWriter(file, self._task.schema, **table.WRITING) as writer:
+        with table.writer(file, self._task.schema) as writer:
             for group in _groups(asked):
                 if faults and self._job.fail_fast:
                     break
