@@ -25,7 +25,7 @@ from attention_core.coreference import Note, Question
 from attention_core.errors import ShapeError
 
 NO_CHOICE = -1  # in predictions: a tie, or no candidate with a score above 0
-_BLOCK = 1 << 13  # items whose predictions are looked at together
+_BLOCK = 1 << 11  # items whose predictions are looked at together
 FEW = 30  # items; with fewer, the interval of a head that is right on half of them is wider than a third
 
 RankBy = Literal["accuracy", "balanced"]
@@ -228,11 +228,20 @@ def chance_of_best(correct: int, candidates: Sequence[int], heads: int) -> Chanc
         raise ShapeError("correct", expected=f"0..{n}", got=correct)
     pmf = np.ones(1)  # [number right]
     for c, times in sorted(Counter(candidates).items()):
-        pmf = np.convolve(pmf, binom.pmf(np.arange(times + 1), times, 1 / c))
+        pmf = _convolve(pmf, binom.pmf(np.arange(times + 1), times, 1 / c))
     tail = pmf[::-1].cumsum()[::-1].clip(max=1)  # [k], P(X >= k)
     with np.errstate(divide="ignore"):  # ln 0: one head is certain to be that good, so the best is
         best = -np.expm1(heads * np.log1p(-tail))  # [k], P(max >= k)
     return ChanceOfBest(heads, n, float(best[correct]) if correct else 1.0, float(best[1:].mean()))
+
+
+def _convolve(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The convolution of two distributions, without the zeros at their ends: of many items, where most of it is 0."""
+    (first_a, last_a), (first_b, last_b) = (np.flatnonzero(one)[[0, -1]] for one in (a, b))
+    full = np.zeros(len(a) + len(b) - 1)
+    within = np.convolve(a[first_a : last_a + 1], b[first_b : last_b + 1])
+    full[first_a + first_b : last_a + last_b + 1] = within
+    return full
 
 
 def held_out(groups: Sequence[Group], split: Split) -> tuple[bool, ...]:
