@@ -8,9 +8,10 @@ Needs to know of attention only what each head chose: predictions [item, head] f
 """
 
 import functools
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -24,6 +25,7 @@ from attention_core.coreference import Note, Question
 from attention_core.errors import ShapeError
 
 NO_CHOICE = -1  # in predictions: a tie, or no candidate with a score above 0
+_BLOCK = 1 << 11  # items whose predictions are looked at together
 FEW = 30  # items; with fewer, the interval of a head that is right on half of them is wider than a third
 
 RankBy = Literal["accuracy", "balanced"]
@@ -226,11 +228,20 @@ def chance_of_best(correct: int, candidates: Sequence[int], heads: int) -> Chanc
         raise ShapeError("correct", expected=f"0..{n}", got=correct)
     pmf = np.ones(1)  # [number right]
     for c, times in sorted(Counter(candidates).items()):
-        pmf = np.convolve(pmf, binom.pmf(np.arange(times + 1), times, 1 / c))
+        pmf = _convolve(pmf, binom.pmf(np.arange(times + 1), times, 1 / c))
     tail = pmf[::-1].cumsum()[::-1].clip(max=1)  # [k], P(X >= k)
     with np.errstate(divide="ignore"):  # ln 0: one head is certain to be that good, so the best is
         best = -np.expm1(heads * np.log1p(-tail))  # [k], P(max >= k)
     return ChanceOfBest(heads, n, float(best[correct]) if correct else 1.0, float(best[1:].mean()))
+
+
+def _convolve(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The convolution of two distributions, without the zeros at their ends: of many items, where most of it is 0."""
+    (first_a, last_a), (first_b, last_b) = (np.flatnonzero(one)[[0, -1]] for one in (a, b))
+    full = np.zeros(len(a) + len(b) - 1)
+    within = np.convolve(a[first_a : last_a + 1], b[first_b : last_b + 1])
+    full[first_a + first_b : last_a + last_b + 1] = within
+    return full
 
 
 def held_out(groups: Sequence[Group], split: Split) -> tuple[bool, ...]:
@@ -255,16 +266,17 @@ def held_out(groups: Sequence[Group], split: Split) -> tuple[bool, ...]:
     return tuple(group in test for group in groups)
 
 
-def check_split(items: Sequence[Item], split: Split | None) -> None:
+def check_split(items: Iterable[Item], split: Split | None) -> None:
     """Raise what `evaluate` would, with these items, for the split: before anything is predicted."""
-    _masks([one for one in map(_facts, range(len(items)), items) if one.candidates > 1], split)
+    facts, groups = _read(items, split)
+    _masks(facts[facts["candidates"] > 1], groups, split)
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------
 
 
 def evaluate(
-    items: Sequence[Item],
+    items: Iterable[Item],
     heads: Sequence[tuple[int, int]],
     predictions: ArrayLike,
     *,
@@ -273,9 +285,10 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of every head, the head that is best where it was chosen, and what that is worth.
 
-    items          with gold; those with a single candidate are left out of every number
+    items          with gold, looked at once, one by one; those with a single candidate are left out of every number
     heads          (layer, head) of each column of `predictions`, distinct
-    predictions    [item, head], the index of the candidate chosen, -1 for none; -1 counts as wrong
+    predictions    [item, head], the index of the candidate chosen, -1 for none; -1 counts as wrong. Not copied: a
+                   byte for each, int8, will do
     split          None chooses and reports on the same items, and warns
     rank_by        accuracy, or balanced: the mean of the accuracies with the gold candidate first and not first, which
                    is 1/2 for a head that always picks the first, however often that is right
@@ -293,29 +306,28 @@ def evaluate(
     if rank_by not in get_args(RankBy):
         message = f"rank_by: expected {', '.join(get_args(RankBy))}, got {rank_by!r}"
         raise EvaluationError("unknown_option", message)
-    everything = [_facts(index, item) for index, item in enumerate(items)]
-    scored = [index for index, one in enumerate(everything) if one.candidates > 1]
-    facts = [everything[index] for index in scored]
-    chosen = _checked(everything, heads, predictions)[scored]  # [scored item, head]
+    everything, groups = _read(items, split)
+    facts = everything[everything["candidates"] > 1]  # [scored item]
+    chosen = _checked(everything["candidates"], heads, predictions)  # [item, head]
 
-    masks = _masks(facts, split)
+    masks = _masks(facts, groups, split)
     wilson = functools.cache(accuracy)
-    parts = {name: _part(facts, mask, wilson) for name, mask in masks.items()}
-    counts = {name: _Counts.of(facts, mask, chosen) for name, mask in masks.items()}
-    described = _describe(facts, heads, chosen, counts, wilson)
+    parts = {name: _part(facts[mask], wilson) for name, mask in masks.items()}
+    counts, picks_first = _count(facts, masks, chosen)
+    described = _describe(heads, counts, picks_first, wilson)
     choose_on: PartName = "dev" if "dev" in masks else "all"
     ranks, _ = counts[choose_on].value(rank_by)
     order = sorted(range(len(heads)), key=lambda h: (-ranks[h], *heads[h]))
     best = _best(order[0], described[order[0]], counts, parts, rank_by)
     chance = None
     if best is not None:
-        candidates = [one.candidates for one, at in zip(facts, masks[choose_on], strict=True) if at]
+        candidates = facts["candidates"][masks[choose_on]].tolist()
         chance = chance_of_best(int(counts[choose_on].right[order[0]]), candidates, len(heads))
     return Evaluation(
-        n=len(items),
-        scored=len(scored),
-        skipped=tuple(sorted(set(range(len(items))) - set(scored))),
-        test_items=tuple(scored[i] for i in np.flatnonzero(masks["test"])) if "test" in masks else (),
+        n=len(everything),
+        scored=len(facts),
+        skipped=tuple(np.flatnonzero(everything["candidates"] == 1).tolist()),
+        test_items=tuple(facts["item"][masks["test"]].tolist()) if "test" in masks else (),
         parts=parts,
         heads=tuple(described[h] for h in order),
         best=best,
@@ -324,67 +336,90 @@ def evaluate(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the evaluation needs of one item; `candidates` is their number."""
+# What the evaluation needs of one item
+_FACTS = np.dtype(
+    [
+        ("item", np.int32),
+        ("candidates", np.int32),  # their number
+        ("gold", np.int32),
+        ("first", np.int32),
+        ("nearest", np.int32),
+        ("visible", np.bool_),  # the gold candidate can be attended to
+        ("has_score", np.bool_),  # and has tokens that count
+        ("group", np.int32),  # its place in what `_read` returns with the facts
+        ("seen", np.int32),  # the same number for items that no causal head can tell apart
+        ("gold_span", np.int32),  # the place of the gold candidate in the text, of all candidates
+    ]
+)
 
-    gold: int
-    candidates: int
-    first: int
-    nearest: int
-    visible: bool  # the gold candidate can be attended to
-    has_score: bool  # and has tokens that count
-    group: tuple[Any, ...]
-    seen: tuple[Any, ...]  # all that a causal head can tell the item by; then which span is the gold one
-    gold_span: tuple[int, int]
 
+def _read(items: Iterable[Item], split: Split | None) -> tuple[NDArray[np.void], list[tuple[Any, ...]]]:
+    """The facts of each item, and the groups there are for the split, of the items that it divides."""
+    groups: dict[tuple[Any, ...], int] = {}
+    seen: dict[bytes, int] = {}
 
-def _facts(index: int, item: Item) -> _Facts:
-    question = item.question
-    if question.gold is None:
-        raise EvaluationError(
-            "missing_field", f"item {index} has no gold candidate to be right about", index=index
+    def facts(index: int, item: Item) -> tuple[int | bool, ...]:
+        question = item.question
+        if question.gold is None:
+            raise EvaluationError(
+                "missing_field", f"item {index} has no gold candidate to be right about", index=index
+            )
+        gold, pronoun = question.candidates[question.gold], question.pronoun
+        spans = sorted((c.start, c.end) for c in question.candidates)  # in whichever order they were given
+        where = (pronoun.start, pronoun.end, *(end for span in spans for end in span))
+        group = -1
+        if split is not None and len(spans) > 1:
+            named = (0, item.group) if item.group is not None else (1, item.text, *where)
+            group = groups.setdefault(named, len(groups))
+        # As long texts are not to be kept, equal digests stand for equal ones
+        digest = hashlib.blake2b(repr((item.text[: pronoun.end], where)).encode(), digest_size=16).digest()
+        return (
+            index,
+            len(spans),
+            question.gold,
+            question.baselines.first,
+            question.baselines.nearest,
+            gold.visible,
+            bool(question.counted[question.gold]),
+            group,
+            seen.setdefault(digest, len(seen)),
+            spans.index((gold.start, gold.end)),
         )
-    gold, pronoun = question.candidates[question.gold], question.pronoun
-    spans = tuple(sorted((c.start, c.end) for c in question.candidates))  # in whichever order they were given
-    where = (pronoun.start, pronoun.end, spans)
-    return _Facts(
-        gold=question.gold,
-        candidates=len(spans),
-        first=question.baselines.first,
-        nearest=question.baselines.nearest,
-        visible=gold.visible,
-        has_score=bool(question.counted[question.gold]),
-        group=(0, item.group) if item.group is not None else (1, item.text, *where),
-        seen=(item.text[: pronoun.end], *where),
-        gold_span=(gold.start, gold.end),
-    )
+
+    return np.fromiter((facts(index, item) for index, item in enumerate(items)), _FACTS), list(groups)
 
 
 def _checked(
-    facts: Sequence[_Facts], heads: Sequence[tuple[int, int]], predictions: ArrayLike
-) -> NDArray[np.int64]:
+    candidates: NDArray[np.int32], heads: Sequence[tuple[int, int]], predictions: ArrayLike
+) -> NDArray[np.integer[Any]]:
+    """The predictions as an array, for items with these numbers of candidates."""
     if not heads or len(set(heads)) < len(heads):
         raise ShapeError(
             "heads", expected="at least one, all distinct", got=f"{len(heads)}, {len(set(heads))} distinct"
         )
     chosen = np.asarray(predictions)
-    if chosen.shape != (len(facts), len(heads)) or chosen.dtype.kind not in "iu":
+    if chosen.shape != (len(candidates), len(heads)) or chosen.dtype.kind not in "iu":
         raise ShapeError(
             "predictions [item, head]",
-            expected=f"{len(facts)} x {len(heads)} integers",
+            expected=f"{len(candidates)} x {len(heads)} integers",
             got=f"{chosen.dtype} {chosen.shape}",
         )
-    limits = np.array([one.candidates for one in facts])[:, None]
-    wrong = np.argwhere((chosen < NO_CHOICE) | (chosen >= limits))
-    if len(wrong):
-        item, head = wrong[0].tolist()
-        raise ShapeError(
-            f"predictions[{item}, {head}]",
-            expected=f"-1..{facts[item].candidates - 1}",
-            got=chosen[item, head],
-        )
-    return chosen.astype(np.int64)
+    for at in _blocks(len(candidates)):
+        block = chosen[at]
+        wrong = np.argwhere((block < NO_CHOICE) | (block >= candidates[at, None]))
+        if len(wrong):
+            item, head = wrong[0].tolist()
+            raise ShapeError(
+                f"predictions[{at.start + item}, {head}]",
+                expected=f"-1..{candidates[at][item] - 1}",
+                got=block[item, head],
+            )
+    return chosen
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    """Rows to look at together, so few that what is computed of them is small beside all of them."""
+    return (slice(start, start + _BLOCK) for start in range(0, rows, _BLOCK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,14 +430,6 @@ class _Counts:
     n_rest: int
     first: NDArray[np.int64]  # [head]
     rest: NDArray[np.int64]  # [head]
-
-    @classmethod
-    def of(cls, facts: Sequence[_Facts], mask: NDArray[np.bool_], chosen: NDArray[np.int64]) -> "_Counts":
-        gold = np.array([one.gold for one in facts], dtype=np.int64)  # [scored item]
-        is_first = np.array([one.gold == one.first for one in facts], dtype=np.bool_)
-        correct = chosen == gold[:, None]  # [scored item, head]
-        first, rest = (correct[mask & side] for side in (is_first, ~is_first))
-        return cls(len(first), len(rest), first.sum(0), rest.sum(0))
 
     @property
     def n(self) -> int:
@@ -426,36 +453,64 @@ def _ratios(numerators: NDArray[np.int64], denominator: int) -> list[float | Non
     return [k / denominator if denominator else None for k in numerators.tolist()]
 
 
-def _masks(facts: Sequence[_Facts], split: Split | None) -> dict[PartName, NDArray[np.bool_]]:
+def _masks(
+    facts: NDArray[np.void], groups: Sequence[tuple[Any, ...]], split: Split | None
+) -> dict[PartName, NDArray[np.bool_]]:
     """Which of the scored items are in each part."""
     everything = np.ones(len(facts), dtype=np.bool_)  # [scored item]
-    if split is None or not facts:
+    if split is None or not len(facts):
         return {"all": everything}
-    test = np.array(held_out([one.group for one in facts], split))
+    test = np.array(held_out(groups, split))[facts["group"]]
     return {"all": everything, "dev": ~test, "test": test}
 
 
-def _part(facts: Sequence[_Facts], mask: NDArray[np.bool_], wilson: Callable[[int, int], Accuracy]) -> Part:
-    within = [one for one, at in zip(facts, mask, strict=True) if at]
-    n = len(within)
-    alike: dict[tuple[Any, ...], Counter[tuple[int, int]]] = {}
-    for one in within:
-        if one.has_score:
-            alike.setdefault(one.seen, Counter())[one.gold_span] += 1
+def _part(facts: NDArray[np.void], wilson: Callable[[int, int], Accuracy]) -> Part:
+    n = len(facts)
+    gold = facts["gold"]
     return Part(
         n=n,
-        first=wilson(sum(one.first == one.gold for one in within), n),
-        nearest=wilson(sum(one.nearest == one.gold for one in within), n),
-        random=math.fsum(1 / one.candidates for one in within) / n if n else None,
-        ceiling=sum(max(golds.values()) for golds in alike.values()) / n if n else None,
+        first=wilson(int((facts["first"] == gold).sum()), n),
+        nearest=wilson(int((facts["nearest"] == gold).sum()), n),
+        random=math.fsum(1 / facts["candidates"]) / n if n else None,
+        ceiling=_most_right(facts[facts["has_score"]]) / n if n else None,
     )
 
 
+def _most_right(facts: NDArray[np.void]) -> int:
+    """On how many of the items a head can be right: of those it cannot tell apart, on those with the commonest gold."""
+    both = facts["seen"].astype(np.int64) << 32 | facts["gold_span"]
+    golds, times = np.unique(both, return_counts=True)  # by what is seen
+    _, starts = np.unique(golds >> 32, return_index=True)
+    return int(np.maximum.reduceat(times, starts).sum()) if len(starts) else 0
+
+
+def _count(
+    facts: NDArray[np.void], masks: Mapping[PartName, NDArray[np.bool_]], chosen: NDArray[np.integer[Any]]
+) -> tuple[dict[PartName, _Counts], NDArray[np.int64]]:
+    """How often each head is right, by part; and on how many of the scored items it chooses the first candidate."""
+    first = facts["gold"] == facts["first"]  # [scored item]
+    sides = {name: (mask & first, mask & ~first) for name, mask in masks.items()}
+    right = {name: np.zeros((2, chosen.shape[1]), dtype=np.int64) for name in masks}  # [side, head]
+    picks_first = np.zeros(chosen.shape[1], dtype=np.int64)  # [head]
+    for at in _blocks(len(facts)):
+        block = facts[at]
+        choices = chosen[block["item"]]  # [scored item, head]
+        picks_first += (choices == block["first"][:, None]).sum(0)
+        correct = choices == block["gold"][:, None]
+        for name, of_part in sides.items():
+            for side, members in enumerate(of_part):
+                right[name][side] += correct[members[at]].sum(0)
+    counts = {
+        name: _Counts(int(firsts.sum()), int(rest.sum()), *right[name])
+        for name, (firsts, rest) in sides.items()
+    }
+    return counts, picks_first
+
+
 def _describe(
-    facts: Sequence[_Facts],
     heads: Sequence[tuple[int, int]],
-    chosen: NDArray[np.int64],
     counts: Mapping[PartName, _Counts],
+    picks_first: NDArray[np.int64],
     wilson: Callable[[int, int], Accuracy],
 ) -> list[HeadAccuracy]:
     """The heads in their own order."""
@@ -467,8 +522,7 @@ def _describe(
     of_part = {name: accuracies(count.right, count.n) for name, count in counts.items()}
     gold_first, gold_not_first = accuracies(whole.first, whole.n_first), accuracies(whole.rest, whole.n_rest)
     balanced = _ratios(*whole.value("balanced"))
-    first = np.array([one.first for one in facts], dtype=np.int64)  # [scored item]
-    picks_first = _ratios((chosen == first[:, None]).sum(0), len(facts))
+    picked = _ratios(picks_first, whole.n)
     return [
         HeadAccuracy(
             *head,
@@ -478,7 +532,7 @@ def _describe(
             gold_first=gold_first[h],
             gold_not_first=gold_not_first[h],
             balanced=balanced[h],
-            picks_first_rate=picks_first[h],
+            picks_first_rate=picked[h],
         )
         for h, head in enumerate(heads)
     ]
@@ -514,18 +568,18 @@ def _best(
 
 
 def _warnings(
-    items: Sequence[_Facts], parts: Mapping[PartName, Part], heads: int, best: Best | None
+    items: NDArray[np.void], parts: Mapping[PartName, Part], heads: int, best: Best | None
 ) -> Iterator[Note]:
-    single = sum(one.candidates == 1 for one in items)
+    single = int((items["candidates"] == 1).sum())
     if single:
         message = f"{single} of {len(items)} items have one candidate, nothing to choose between: they are not counted"
         yield Note("single_candidate", message)
-    scored = [one for one in items if one.candidates > 1]
-    unseen = sum(not one.visible for one in scored)
+    scored = items[items["candidates"] > 1]
+    unseen = int((~scored["visible"]).sum())
     if unseen:
         message = f"in {unseen} items the gold candidate comes after the pronoun, which cannot attend to it: all wrong"
         yield Note("candidate_after_pronoun", message)
-    left_out = sum(one.visible and not one.has_score for one in scored)
+    left_out = int((scored["visible"] & ~scored["has_score"]).sum())
     if left_out:
         message = f"in {left_out} items the gold candidate is token 0 alone, which is left out: all wrong"
         yield Note("candidate_on_first_token", message)

@@ -1,7 +1,8 @@
 import itertools
 import json
 import math
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest, norm, poisson_binom
+from scipy.stats import binom, binomtest, norm, poisson_binom
 
+from attention_core import evaluation
 from attention_core.coreference import Reading, ask, score
 from attention_core.errors import ShapeError
 from attention_core.evaluation import (
@@ -24,6 +26,7 @@ from attention_core.evaluation import (
     Split,
     accuracy,
     chance_of_best,
+    check_split,
     evaluate,
     held_out,
     holm,
@@ -193,6 +196,19 @@ def test_the_chance_of_the_best_with_mixed_numbers_of_candidates(
     at_least = 1 - one.cdf(np.arange(len(candidates))).clip(max=1) ** heads  # P(max >= 1), P(max >= 2), ..
     assert got.probability == pytest.approx(at_least[correct - 1] if correct else 1, abs=1e-10)
     assert got.expected_accuracy == pytest.approx(at_least.mean(), abs=1e-10)
+
+
+def test_the_chance_of_the_best_on_so_many_items_that_most_probabilities_are_zero() -> None:
+    pairs, trios = 4001, 3001
+    one = np.convolve(*(binom.pmf(np.arange(n + 1), n, 1 / c) for n, c in ((pairs, 2), (trios, 3))))
+    assert np.count_nonzero(one) < len(one) / 2
+    at_least = -np.expm1(
+        336 * np.log1p(-one[:0:-1].cumsum()[::-1].clip(max=1 - 1e-16))
+    )  # [k - 1], P(max >= k)
+    for correct in (2500, 3111, 3333, 7002):
+        got = chance_of_best(correct, [2] * pairs + [3] * trios, 336)
+        assert got.probability == pytest.approx(at_least[correct - 1], rel=1e-9)
+        assert got.expected_accuracy == pytest.approx(at_least.mean(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -604,6 +620,72 @@ def test_predictions_may_be_a_tensor_an_array_or_lists() -> None:
     expected = evaluate(items, heads, lists)
     assert evaluate(items, heads, torch.tensor(lists)) == expected
     assert evaluate(items, heads, np.array(lists, dtype=np.int8)) == expected
+
+
+def asked_once(items: Sequence[Item]) -> Iterator[Item]:
+    """The items, which can be looked at only once."""
+    return (one for one in items)
+
+
+@pytest.mark.parametrize("split", [None, Split(0.4, 3)])
+def test_items_may_come_one_by_one(split: Split | None) -> None:
+    items = [*numbered([0, 1, 1, 0, 1], groups=list("aabbc")), item(0, "fox"), *numbered([1, 0])]
+    predictions = [[0, 1], [1, 0], [1, 1], [-1, 1], [0, 1], [0, 0], [1, 0], [0, 1]]
+    expected = evaluate(items, coin_heads(2), predictions, split=split)
+    assert (expected.n, expected.scored, expected.skipped) == (8, 7, (5,))
+    assert evaluate(asked_once(items), coin_heads(2), predictions, split=split) == expected
+    check_split(asked_once(items), split)
+
+
+def test_a_split_of_items_that_come_one_by_one_is_checked() -> None:
+    items = [*numbered([0, 1], groups=["a", "a"]), item(0, "fox", group="b")]  # b has nothing to split
+    with pytest.raises(EvaluationError, match=r"at least 2 groups.*got 1"):
+        check_split(asked_once(items), Split(0.5))
+    with pytest.raises(EvaluationError, match="item 1 has no gold"):
+        check_split(asked_once([item(0), item(None)]), None)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("block", [1, 7, 4096])
+def test_neither_the_integer_type_nor_the_size_of_a_block_changes_anything(
+    dtype: type[np.integer], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(13)
+    golds = random.integers(0, 2, 31)
+    items = [item(0, "fox"), *numbered(golds.tolist(), groups=[f"g{i % 11}" for i in range(31)])]
+    predictions = np.vstack([np.zeros(23, dtype=int), random.integers(-1, 2, (31, 23))])
+    split = Split(0.3, 1)
+    expected = evaluate(items, coin_heads(23), predictions, split=split)
+    right = {
+        head: int((predictions[1:, h] == golds).sum())  # counted here
+        for h, head in enumerate(coin_heads(23))
+    }
+    assert {(one.layer, one.head): one.all.correct for one in expected.heads} == right
+    monkeypatch.setattr(evaluation, "_BLOCK", block)
+    assert evaluate(items, coin_heads(23), predictions.astype(dtype), split=split) == expected
+
+
+def test_a_choice_that_is_none_is_named_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_BLOCK", 3)
+    predictions = np.zeros((11, 5), dtype=np.int8)
+    predictions[7, 4] = predictions[8, 0] = 2
+    with pytest.raises(ShapeError, match=r"predictions\[7, 4\]: expected -1\.\.1, got 2"):
+        evaluate(numbered([0] * 11), coin_heads(5), predictions)
+
+
+def test_an_evaluation_takes_less_memory_than_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_BLOCK", 64)
+    question, n = item(1).question, 6007
+    predictions = np.ones((n, 1009), dtype=np.int8)
+    items = (Item(question, f"So the fox met a cow before it ate {i}.", f"g{i % 7}") for i in range(n))
+    tracemalloc.start()
+    try:
+        got = evaluate(items, coin_heads(1009), predictions, split=Split(0.5))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert got.heads[0].all.correct == n
+    assert peak < predictions.nbytes  # so not even one copy, in bytes, was made
 
 
 def test_predictions_are_not_modified() -> None:
