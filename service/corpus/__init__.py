@@ -1,0 +1,1 @@
+"""The service's answers over files, on one machine or a Ray cluster."""
