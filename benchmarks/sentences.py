@@ -15,12 +15,53 @@ import random
 import sys
 from collections.abc import Iterator
 
-ANIMALS = "cat dog fox horse goat sheep monkey rabbit donkey tiger mouse duck crow wolf bear".split()
-THINGS = "mat fence table wagon lamp bottle blanket ladder window barrel carpet bench basket door bucket".split()
-VERBS = "sat beside,slept under,ran around,jumped over,looked at,pushed against,walked past,hid behind".split(",")
-ALIVE = "tired hungry afraid curious thirsty lonely impatient excited".split()
-LIFELESS = "broken wooden wet dusty heavy painted new rusty".split()
-HOW = "quietly slowly suddenly carefully happily early late again".split()
+ANIMALS = [
+    "cat",
+    "dog",
+    "fox",
+    "horse",
+    "goat",
+    "sheep",
+    "monkey",
+    "rabbit",
+    "donkey",
+    "tiger",
+    "mouse",
+    "duck",
+    "crow",
+    "wolf",
+    "bear",
+]
+THINGS = [
+    "mat",
+    "fence",
+    "table",
+    "wagon",
+    "lamp",
+    "bottle",
+    "blanket",
+    "ladder",
+    "window",
+    "barrel",
+    "carpet",
+    "bench",
+    "basket",
+    "door",
+    "bucket",
+]
+VERBS = [
+    "sat beside",
+    "slept under",
+    "ran around",
+    "jumped over",
+    "looked at",
+    "pushed against",
+    "walked past",
+    "hid behind",
+]
+ALIVE = ["tired", "hungry", "afraid", "curious", "thirsty", "lonely", "impatient", "excited"]
+LIFELESS = ["broken", "wooden", "wet", "dusty", "heavy", "painted", "new", "rusty"]
+HOW = ["quietly", "slowly", "suddenly", "carefully", "happily", "early", "late", "again"]
 BEFORE = [
     "after the long and noisy party was over",
     "while it was still raining in the village",

@@ -153,7 +153,7 @@ class Worker:
         """The rows that hold an item, and the faults of the others."""
         asked, faults = [], []
         for place, row in enumerate(self._reader.rows(shard)):
-            item = row.fault if row.values is None else self._task.read(row.values)
+            item = row.fault or self._task.read(row.values or {})
             if isinstance(item, FieldError):
                 faults.append(_fault(item, shard, row.line, (row.values or {}).get("id")))
             else:
