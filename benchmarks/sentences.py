@@ -16,48 +16,16 @@ import sys
 from collections.abc import Iterator
 
 ANIMALS = [
-    "cat",
-    "dog",
-    "fox",
-    "horse",
-    "goat",
-    "sheep",
-    "monkey",
-    "rabbit",
-    "donkey",
-    "tiger",
-    "mouse",
-    "duck",
-    "crow",
-    "wolf",
-    "bear",
+    *("cat", "dog", "fox", "horse", "goat", "sheep", "monkey", "rabbit", "donkey", "tiger"),
+    *("mouse", "duck", "crow", "wolf", "bear"),
 ]
 THINGS = [
-    "mat",
-    "fence",
-    "table",
-    "wagon",
-    "lamp",
-    "bottle",
-    "blanket",
-    "ladder",
-    "window",
-    "barrel",
-    "carpet",
-    "bench",
-    "basket",
-    "door",
-    "bucket",
+    *("mat", "fence", "table", "wagon", "lamp", "bottle", "blanket", "ladder", "window", "barrel"),
+    *("carpet", "bench", "basket", "door", "bucket"),
 ]
 VERBS = [
-    "sat beside",
-    "slept under",
-    "ran around",
-    "jumped over",
-    "looked at",
-    "pushed against",
-    "walked past",
-    "hid behind",
+    *("sat beside", "slept under", "ran around", "jumped over"),
+    *("looked at", "pushed against", "walked past", "hid behind"),
 ]
 ALIVE = ["tired", "hungry", "afraid", "curious", "thirsty", "lonely", "impatient", "excited"]
 LIFELESS = ["broken", "wooden", "wet", "dusty", "heavy", "painted", "new", "rusty"]

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -133,7 +133,7 @@ def run(
         )
 
 
-def _engine(where: Where, job: Job, shards: Sequence[Shard]) -> Iterator[Done]:
+def _engine(where: Where, job: Job, shards: Sequence[Shard]) -> Generator[Done, None, None]:
     make = functools.partial(Worker, job)
     if where.engine == "local":
         return engines.in_process(make, shards)
