@@ -136,7 +136,8 @@ def _written(kind: Kind, field: FieldInfo) -> str:
 
 
 def _help(description: str | None) -> str | None:
-    return description and description.replace("`", "").replace("%", "%%")
+    """A member's description, in a flag's words."""
+    return description and description.replace("`", "").replace("Null:", "none:").replace("%", "%%")
 
 
 def _task(options: argparse.Namespace) -> Task:

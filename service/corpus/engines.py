@@ -14,7 +14,7 @@ import secrets
 import socket
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 S = TypeVar("S")
@@ -42,7 +42,7 @@ class EngineError(Exception):
     """The run cannot go on; the message is a sentence for the user."""
 
 
-def in_process(make: Make[S, R], shards: Iterable[S]) -> Iterator[R]:
+def in_process(make: Make[S, R], shards: Iterable[S]) -> Generator[R, None, None]:
     """Each shard's result, in turn, from one worker in this process.
 
     Raises EngineError with what a worker, or building it, raised.
@@ -65,7 +65,7 @@ def on_ray(
     threads: int,
     environment: Mapping[str, str],
     address: str | None = None,
-) -> Iterator[R]:
+) -> Generator[R, None, None]:
     """Each shard's result as soon as it is there, in no order, from workers in `actors` processes of `threads` CPUs.
 
     None: as many as there are CPUs for. `environment` is set before Python starts in these processes. Without an

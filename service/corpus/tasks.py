@@ -498,7 +498,7 @@ def _span(said: Mapping[str, Any]) -> Span:
 
 
 def _columns(path: Path, *names: str) -> pa.Table:
-    return pq.read_table(path, columns=list(names), partitioning=None)
+    return pq.ParquetFile(path).read(columns=list(names))
 
 
 TASKS: Mapping[str, type[Task]] = {task.name: task for task in (Heads, Coreference, Attention)}
