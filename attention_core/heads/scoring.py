@@ -21,6 +21,7 @@ Status = Literal["ok", "too_short", "not_applicable"]
 
 SHORTEST = 4  # tokens; below this every head looks like a sink, so nothing is labelled
 _CHUNK = 1 << 20  # weights looked at together: few enough to stay in the processor's cache
+_HELD = 1 << 18  # weights of a text that wait for more: a step costs as much for a few as for so many
 _KEPT = 1 << 25  # bytes of target sets held for the next layer: those of 4,096 tokens
 
 
@@ -85,6 +86,8 @@ class HeadScorer:
         counts = torch.arange(1, self.tokens + 1, dtype=torch.float64)  # of keys in a row: i + 1
         self._largest_entropy = counts.log()  # [query]
         self._seen = [0] * len(every)  # rows so far
+        self._missing = len(every) * self.tokens  # rows of all heads together
+        self._held: list[tuple[list[int], Tensor]] = []  # places, and their whole maps [head, query, key]
         self._sums = _Sums(len(every), len(self._targets.names))
 
     def add(self, layer: int, heads: Sequence[int], queries: Sequence[int], weights: Tensor) -> None:
@@ -94,7 +97,8 @@ class HeadScorer:
         keys are 0 in a causal map). Each head's rows come in order, from row 0 on, in blocks of any size.
 
         Raises ShapeError when a layer or head was not announced, when rows are missing, repeated or too many,
-        when the axes of `weights` do not fit, and when one of them is not finite.
+        when the axes of `weights` do not fit, and when one of them is not finite: at the latest with the last block,
+        as small maps are held until there are enough to be looked at together.
         """
         places = self._places(layer, heads)
         first = self._seen[places[0]]
@@ -116,14 +120,33 @@ class HeadScorer:
         weights = weights.detach()
         if weights.dtype in (torch.float16, torch.bfloat16):
             weights = weights.float()  # their own sums would be off by more than NOISE
+        for place in places:
+            self._seen[place] = end
+        self._missing -= len(places) * len(queries)
+        if len(queries) == self.tokens and weights.numel() < _HELD:
+            if self._held and self._held[0][1].device != weights.device:
+                self._add_held()
+            self._held.append((places, weights.clone()))
+        else:
+            self._add_rows(places, first, weights)
+        if not self._missing or sum(maps.numel() for _, maps in self._held) >= _HELD:
+            self._add_held()
+
+    def _add_held(self) -> None:
+        if self._held:
+            places, maps = zip(*self._held, strict=True)
+            self._held = []
+            self._add_rows([one for of_block in places for one in of_block], 0, torch.cat(maps))
+
+    def _add_rows(self, places: Sequence[int], first: int, weights: Tensor) -> None:
+        """Add the rows from `first` on of the heads at `places`, which `weights` has in this order."""
+        heads, _, end = weights.shape
         at = torch.tensor(places)
-        chunks = _chunks(first, end, len(heads) * end)
-        scratch = weights.new_empty(max(len(heads) * (b - a) * b for a, b in chunks))
+        chunks = _chunks(first, end, heads * end)
+        scratch = weights.new_empty(max(heads * (b - a) * b for a, b in chunks))
         for a, b in chunks:
             # The keys left out lie after every query
             self._add_chunk(at, a, weights[:, a - first : b - first, :b], scratch)
-        for place in places:
-            self._seen[place] = end
 
     def _add_chunk(self, at: Tensor, first: int, weights: Tensor, scratch: Tensor) -> None:
         """Add the rows from `first` on. Nothing as large as `weights` is allocated: `scratch` has room for it."""
