@@ -44,7 +44,7 @@ import transformers
 from transformers import AutoConfig, AutoModel
 
 from attention_core.capture import AttentionReader, Rows
-from attention_core.heads import SCORES, HeadResult, score_heads, text_facts
+from attention_core.heads import SCORES, HeadResults, score_heads, text_facts
 from benchmarks.common import DEFAULT_MODEL, packaged_items
 from service.model import load_model
 from service.settings import Settings, granted_cpus, process_environment
@@ -137,7 +137,7 @@ def _peak_above(loaded: Memory, run: Callable[[], object]) -> int:
 # --- what is measured, each in a process of its own ----------------------------------------------------------
 
 
-def classify(reader: AttentionReader, ids: Sequence[int], texts: Sequence[str]) -> tuple[HeadResult, ...]:
+def classify(reader: AttentionReader, ids: Sequence[int], texts: Sequence[str]) -> HeadResults:
     """All scores of all heads of one text, as `/v1/heads` finds them."""
     heads = {layer: range(reader.heads) for layer in range(reader.layers)}
     (results,) = score_heads(reader.read, [text_facts(ids, texts)], heads)

@@ -16,14 +16,16 @@ from attention_core.heads.labels import (
     definitions,
     label,
     strongest,
+    strongest_places,
     summarise,
     thresholds_of,
 )
 from attention_core.heads.patterns import mae_similarities, pattern_rule
 from attention_core.heads.pooling import Pool, PooledHead, PooledScore, pool
 from attention_core.heads.probe import PROBE_RULES, Probe, repeat_probe, with_probe
+from attention_core.heads.results import HeadResult, HeadResults, ScoreColumn, ScoreResult, Status
 from attention_core.heads.rules import LABELS, SCORES, ScoreRule
-from attention_core.heads.scoring import SHORTEST, HeadResult, HeadScorer, ScoreResult, Status, score_heads
+from attention_core.heads.scoring import SHORTEST, HeadScorer, score_heads
 from attention_core.heads.texts import TextFacts, is_punctuation, text_facts
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "SHORTEST",
     "Definition",
     "HeadResult",
+    "HeadResults",
     "HeadScorer",
     "LabelCount",
     "LabelError",
@@ -41,6 +44,7 @@ __all__ = [
     "PooledHead",
     "PooledScore",
     "Probe",
+    "ScoreColumn",
     "ScoreResult",
     "ScoreRule",
     "Status",
@@ -55,6 +59,7 @@ __all__ = [
     "repeat_probe",
     "score_heads",
     "strongest",
+    "strongest_places",
     "summarise",
     "text_facts",
     "thresholds_of",

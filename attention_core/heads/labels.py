@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, TypeVar
+
+import numpy as np
 
 from attention_core._checks import positive_int
 from attention_core.errors import ShapeError
+from attention_core.heads.results import HeadResult, names_of, usable
 from attention_core.heads.rules import LABELS, SCORES, ScoreRule
-from attention_core.heads.scoring import HeadResult, ScoreResult
 
 NOISE = 2e-4  # what another batch shape or machine may move a weight by
 
@@ -78,7 +81,7 @@ def label(
 
     `limits` are the labels that can be given and their thresholds, from `thresholds_of`; None takes the table's.
     """
-    return _labels_where(_carries, results, limits)
+    return _labels_where(earns, results, limits)
 
 
 def borderline(
@@ -91,37 +94,26 @@ def borderline(
     `limits` as in `label`.
     """
 
-    def undecided(name: str, result: ScoreResult, threshold: float) -> bool:
-        up = _carries(name, result, threshold, shift=NOISE)
-        return up and not _carries(name, result, threshold, shift=-NOISE)
+    def undecided(name: str, score: Any, excess: Any, threshold: float) -> Any:
+        up = earns(name, score + NOISE, excess + NOISE, threshold)
+        return up & ~earns(name, score - NOISE, excess - NOISE, threshold)
 
     return _labels_where(undecided, results, limits)
 
 
 def _labels_where(
-    holds: Callable[[str, ScoreResult, float], bool],
+    holds: Callable[[str, Any, Any, float], Any],
     results: Sequence[HeadResult],
     limits: Mapping[str, float] | None,
 ) -> tuple[tuple[str, ...], ...]:
     limits = thresholds_of() if limits is None else limits
-    return tuple(
-        tuple(
-            name
-            for name, limit in limits.items()
-            if name in head.scores and holds(name, head.scores[name], limit)
-        )
-        for head in results
-    )
-
-
-def _carries(name: str, result: ScoreResult, threshold: float, *, shift: float = 0.0) -> bool:
-    if result.status != "ok" or result.score is None or result.excess is None:
-        return False
-    return bool(earns(name, result.score + shift, result.excess + shift, threshold))
+    held = [holds(name, *usable(results, name), limit) for name, limit in limits.items()]  # [label][head]
+    by_head = np.array(held, dtype=np.bool_).reshape(len(limits), len(results)).T.tolist()
+    return tuple(tuple(compress(limits, of_head)) for of_head in by_head)
 
 
 def earns(name: str, score: Any, excess: Any, threshold: float) -> Any:
-    """Whether a score whose status is ok carries the label of its name, as in `label`: of numbers, or of arrays."""
+    """Whether scores [head] whose status is ok carry the label of their name, as in `label`; not where NaN."""
     if SCORES[name].sign == "≥":
         return score >= threshold
     return (score > threshold) & (excess > 0)
@@ -144,9 +136,19 @@ def strongest(results: Sequence[R], name: str, *, count: int = 5) -> tuple[R, ..
     Left out are heads whose status is not ok. Raises KeyError for a score that the results do not have, ShapeError for
     a count below 1.
     """
+    return tuple(results[place] for place in strongest_places(results, name, count=count))
+
+
+def strongest_places(results: Sequence[HeadResult], name: str, *, count: int = 5) -> list[int]:
+    """Where these stand in the results."""
     positive_int("count", count)
-    usable = [head for head in results if head.scores[name].status == "ok"]
-    return tuple(sorted(usable, key=lambda head: -(head.scores[name].score or 0.0))[:count])
+    if results and name not in names_of(results):
+        raise KeyError(name)
+    score, _ = usable(results, name)
+    usable_places = np.flatnonzero(~np.isnan(score))
+    order = np.argsort(-score[usable_places], kind="stable")[:count]
+    places: list[int] = usable_places[order].tolist()
+    return places
 
 
 def definitions(

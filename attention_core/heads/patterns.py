@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_core.errors import ShapeError
+from attention_core.heads.results import ScoreResult
 from attention_core.heads.rules import ScoreRule
-from attention_core.heads.scoring import ScoreResult
 from attention_core.heads.texts import TextFacts
 
 

@@ -12,8 +12,9 @@ from scipy.special import stdtrit
 
 from attention_core.errors import ShapeError
 from attention_core.heads.labels import earns, thresholds_of
-from attention_core.heads.scoring import HeadResult, ScoreResult, Status
+from attention_core.heads.results import HeadResult, HeadResults, ScoreResult, Status, numbers_of
 
+_NUMBERS = ("score", "baseline", "excess", "argmax_rate")
 _SUMS = ("n", "mean", "squares", "rows", "too_short", "agreeing")  # what a `Pool` keeps of its texts
 
 
@@ -36,6 +37,17 @@ class PooledHead(HeadResult):
     """One head over several texts. `texts_agreeing` is, per label, the number of texts in which it carries that one."""
 
     texts_agreeing: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """A text's results, the scores of all heads on one axis; NaN for None."""
+
+    heads: list[tuple[int, int, list[str]]]  # layer, head, names of its scores
+    numbers: NDArray[np.float64]  # [4, score], in the order of _NUMBERS
+    rows: NDArray[np.int64]  # [score]
+    status: NDArray[np.str_]  # [score]
+    entropy: NDArray[np.float64]  # [head]
 
 
 def pool(
@@ -103,33 +115,21 @@ class Pool:
 
         Raises ShapeError, and takes nothing, where they have other heads or scores than the texts before.
         """
-        found = [(head.layer, head.head, list(head.scores)) for head in heads]
+        text = _taken(heads)
         if not self.texts:
-            self._of_heads(found)
-        elif found != self._heads:
+            self._of_heads(text.heads)
+        elif text.heads != self._heads:
             raise ShapeError(
                 f"results of text {self.texts}", expected="the heads and scores of text 0", got="others"
             )
-        scores = [score for head in heads for score in head.scores.values()]
-        numbers = np.stack(  # [4, score]
-            [
-                _array([one.score for one in scores]),
-                _array([one.baseline for one in scores]),
-                _array([one.excess for one in scores]),
-                _array([one.argmax_rate for one in scores]),
-            ]
-        )
-        rows = np.fromiter([one.rows for one in scores], np.int64, len(scores))
-        statuses = [one.status for one in scores]
-        ok = np.fromiter([status == "ok" for status in statuses], np.bool_, len(scores))
-        entropies = _array([head.entropy for head in heads])
+        ok, numbers, entropy = text.status == "ok", text.numbers, text.entropy
         numbers[:, ~ok] = np.nan
-        entropies[np.bincount(self._head_of[ok], minlength=len(heads)) == 0] = np.nan
-        mean = np.concatenate([numbers.ravel(), entropies])
+        entropy[np.bincount(self._head_of[ok], minlength=len(heads)) == 0] = np.nan
+        mean = np.concatenate([numbers.ravel(), entropy])
         there = ~np.isnan(mean)
-        self._combine(there.astype(np.int64), np.where(there, mean, 0), np.zeros(len(scores)))
-        self._rows += np.where(ok, rows, 0)
-        self._too_short |= np.fromiter([status == "too_short" for status in statuses], np.bool_, len(scores))
+        self._combine(there.astype(np.int64), np.where(there, mean, 0), np.zeros(len(ok)))
+        self._rows += np.where(ok, text.rows, 0)
+        self._too_short |= text.status == "too_short"
         score, _, excess, _ = numbers
         for name, places in self._places.items():
             self._agreeing[places] += earns(name, score[places], excess[places], self._limits[name])
@@ -220,9 +220,29 @@ class Pool:
         return pool
 
 
-def _array(values: Sequence[float | None]) -> NDArray[np.float64]:
-    """With NaN in place of None."""
-    return np.fromiter(values, np.float64, len(values))
+def _taken(results: Sequence[HeadResult]) -> _Taken:
+    if not isinstance(results, HeadResults):
+        scores = [score for head in results for score in head.scores.values()]
+        return _Taken(
+            [(head.layer, head.head, list(head.scores)) for head in results],
+            np.array([numbers_of([getattr(one, name) for one in scores]) for name in _NUMBERS]),
+            np.array([one.rows for one in scores], dtype=np.int64),
+            np.array([one.status for one in scores], dtype=np.str_),
+            numbers_of([head.entropy for head in results]),
+        )
+    names, columns = list(results.scores), list(results.scores.values())
+    numbers = np.full((len(_NUMBERS), len(results), len(columns)), np.nan)
+    for place, column in enumerate(columns):
+        for which, name in enumerate(_NUMBERS):
+            if (values := getattr(column, name)) is not None:
+                numbers[which, :, place] = values
+    return _Taken(
+        [(layer, head, names) for layer, head in results.heads],
+        numbers.reshape(len(_NUMBERS), -1),
+        np.tile(np.array([one.rows for one in columns], dtype=np.int64), len(results)),
+        np.tile(np.array([one.status for one in columns], dtype=np.str_), len(results)),
+        np.full(len(results), np.nan) if results.entropy is None else results.entropy.copy(),
+    )
 
 
 def _pooled_score(

@@ -12,8 +12,8 @@ from numpy.random import PCG64
 from attention_core._checks import positive_int
 from attention_core.errors import ShapeError
 from attention_core.heads.pooling import PooledHead
+from attention_core.heads.results import HeadResult
 from attention_core.heads.rules import SCORES, ScoreRule
-from attention_core.heads.scoring import HeadResult
 
 # What the probe is asked. In [r, r] with distinct ids, the rows of the second half are the only ones with targets, and
 # have one each: the same id, L back, and the id after it, L - 1 back.

@@ -5,49 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from attention_core.errors import ShapeError
+from attention_core.heads.results import HeadResults, ScoreColumn, Status
 from attention_core.heads.rules import SCORES, ScoreRule
 from attention_core.heads.texts import TextFacts
 
 if TYPE_CHECKING:
     from attention_core.capture import Read, Rows
 
-Status = Literal["ok", "too_short", "not_applicable"]
-
 SHORTEST = 4  # tokens; below this every head looks like a sink, so nothing is labelled
 _CHUNK = 1 << 20  # weights looked at together: few enough to stay in the processor's cache
 _HELD = 1 << 18  # weights of a text that wait for more: a step costs as much for a few as for so many
 _KEPT = 1 << 25  # bytes of target sets held for the next layer: those of 4,096 tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreResult:
-    """One score of one head. All numbers but `rows` are None when no row takes part (`not_applicable`).
-
-    `argmax_rate` is None too for a score that is no share of weight.
-    """
-
-    score: float | None
-    baseline: float | None
-    excess: float | None
-    argmax_rate: float | None
-    rows: int
-    status: Status
-
-
-@dataclass(frozen=True, slots=True)
-class HeadResult:
-    """One head's scores by name, and the mean entropy in nats of its rows i >= 1 (None where T = 1)."""
-
-    layer: int
-    head: int
-    scores: Mapping[str, ScoreResult]
-    entropy: float | None
 
 
 class HeadScorer:
@@ -173,18 +147,15 @@ class HeadScorer:
         # No row is without a peak, and where S_i is empty none is inside
         sums.hits.index_add_(0, at, (inside == peaks).sum(0).cpu())
 
-    def finish(self) -> tuple[HeadResult, ...]:
+    def finish(self) -> HeadResults:
         """The result of every head, by layer, then head. Raises ShapeError where rows are missing."""
         for layer, heads in self._heads.items():
             seen = [self._seen[self._place[layer, head]] for head in heads]
             if any(rows != self.tokens for rows in seen):
                 raise ShapeError(f"rows of layer {layer}, by head", expected=self.tokens, got=seen)
-        by_score = [self._scores(name, rule) for name, rule in self._rules.items()]  # [score][head]
-        entropies = [e / (self.tokens - 1) if self.tokens > 1 else None for e in self._sums.entropy.tolist()]
-        return tuple(
-            HeadResult(layer, head, dict(zip(self._rules, scores, strict=True)), entropy)
-            for (layer, head), entropy, *scores in zip(self._place, entropies, *by_score, strict=True)
-        )
+        scores = {name: self._score(name, rule) for name, rule in self._rules.items()}
+        entropy = (self._sums.entropy / (self.tokens - 1)).numpy() if self.tokens > 1 else None
+        return HeadResults(list(self._place), scores, entropy)
 
     def _places(self, layer: int, heads: Sequence[int]) -> list[int]:
         known = self._heads.get(layer)
@@ -194,7 +165,7 @@ class HeadScorer:
             raise ShapeError(f"heads of layer {layer}", expected=f"distinct, of {known}", got=tuple(heads))
         return [self._place[layer, head] for head in heads]
 
-    def _scores(self, name: str, rule: ScoreRule) -> list[ScoreResult]:
+    def _score(self, name: str, rule: ScoreRule) -> ScoreColumn:
         """One score of all heads."""
         sums, targets = self._sums, self._targets
         if rule.kind == "entropy" and self.tokens > 1:
@@ -204,14 +175,11 @@ class HeadScorer:
             rows, baseline, total = targets.rows[place], targets.baselines[place], sums.mass[:, place]
             hits = sums.hits[:, place] if rule.kind == "mass" else None
         else:
-            return [ScoreResult(None, None, None, None, 0, "not_applicable")] * len(self._seen)
+            return ScoreColumn(None, None, None, None, 0, "not_applicable")
         status: Status = "too_short" if self.tokens < SHORTEST or rows < rule.min_rows else "ok"
-        means = (total / rows).tolist()
-        rates = [None] * len(means) if hits is None else (hits.double() / rows).tolist()
-        return [
-            ScoreResult(mean, baseline, mean - baseline, rate, rows, status)
-            for mean, rate in zip(means, rates, strict=True)
-        ]
+        mean = (total / rows).numpy()
+        rate = None if hits is None else (hits.double() / rows).numpy()
+        return ScoreColumn(mean, baseline, mean - baseline, rate, rows, status)
 
 
 def score_heads(
@@ -220,7 +188,7 @@ def score_heads(
     heads: Mapping[int, Sequence[int]],
     *,
     rules: Mapping[str, ScoreRule] = SCORES,
-) -> list[tuple[HeadResult, ...]]:
+) -> list[HeadResults]:
     """The scores of every head on each text, in one pass over the model.
 
     `read` is `AttentionReader.read`, or what takes the same: its rows are scored as they stream past, and let go.

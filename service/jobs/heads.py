@@ -12,6 +12,7 @@ from attention_core.heads import (
     SCORES,
     SHORTEST,
     HeadResult,
+    HeadResults,
     LabelError,
     Probe,
     ScoreRule,
@@ -23,7 +24,7 @@ from attention_core.heads import (
     pool,
     repeat_probe,
     score_heads,
-    strongest,
+    strongest_places,
     summarise,
     text_facts,
     thresholds_of,
@@ -80,7 +81,7 @@ class OfText:
     """One text's heads: `results` as they can be pooled, and the `members` of an answer about it alone."""
 
     tokens: int
-    results: tuple[HeadResult, ...]
+    results: HeadResults
     members: dict[str, object]
 
 
@@ -126,9 +127,7 @@ def _tokenized(request: HeadsRequest, session: Session) -> list[TokenizedText | 
     return tokenize(session, request.inputs, parse_special=request.special_tokens == "parse")
 
 
-def _scored(
-    request: HeadsRequest, session: Session, texts: Sequence[TokenizedText]
-) -> list[tuple[HeadResult, ...]]:
+def _scored(request: HeadsRequest, session: Session, texts: Sequence[TokenizedText]) -> list[HeadResults]:
     """The results of each text."""
     if not texts:
         return []
@@ -151,26 +150,40 @@ def _described(
     """The members `summary` and `heads`."""
     limits = limits_of(request)
     labelled, near = label(head_results, limits), borderline(head_results, limits)
+    heads = [
+        {"kv_head": kv_head(one["head"]), **one, "labels": list(names), "borderline": list(undecided)}
+        for one, names, undecided in zip(_as_dicts(head_results), labelled, near, strict=True)
+    ]
+    if request.pattern is not None:
+        custom = [one["scores"]["custom"] for one in heads]
+        likeness = mae_similarities([one.scores["custom"] for one in head_results], request.pattern)
+        for score, similarity in zip(custom, likeness, strict=True):
+            score["mae_similarity"] = similarity
+
+    def top(name: str) -> list[dict[str, object]]:
+        strong = [heads[place] for place in strongest_places(head_results, name)]
+        return [
+            {"layer": one["layer"], "head": one["head"], "score": one["scores"][name]["score"]}
+            for one in strong
+        ]
+
+    counts = summarise(labelled, limits)
     return {
         "summary": {
-            "heads": len(head_results),
-            "labels": {
-                name: {**asdict(count), "top": _top(head_results, name)}
-                for name, count in summarise(labelled, limits).items()
-            },
+            "heads": len(heads),
+            "labels": {name: {**asdict(count), "top": top(name)} for name, count in counts.items()},
         },
-        "heads": [
-            {
-                "kv_head": kv_head(result.head),
-                **_head(result, similarity),
-                "labels": list(names),
-                "borderline": list(undecided),
-            }
-            for result, similarity, names, undecided in zip(
-                head_results, _similarities(head_results, request), labelled, near, strict=True
-            )
-        ],
+        "heads": heads,
     }
+
+
+def _as_dicts(results: Sequence[HeadResult]) -> list[dict[str, Any]]:
+    if isinstance(results, HeadResults):
+        return results.as_dicts()
+    return [
+        {**members(one), "scores": {name: members(score) for name, score in one.scores.items()}}
+        for one in results
+    ]
 
 
 def limits_of(request: HeadsRequest) -> dict[str, float]:
@@ -202,26 +215,6 @@ def _probe(request: HeadsRequest, session: Session) -> Probe | None:
     except ShapeError as error:
         detail = f"The model's vocabulary is too small to draw from: {error}."
         raise InvalidRequestError.at("/probe", "incompatible_options", detail) from None
-
-
-def _similarities(results: Sequence[HeadResult], request: HeadsRequest) -> Sequence[float | None]:
-    if request.pattern is None:
-        return [None] * len(results)
-    return mae_similarities([one.scores["custom"] for one in results], request.pattern)
-
-
-def _head(result: HeadResult, similarity: float | None) -> dict[str, object]:
-    scores = {name: members(score) for name, score in result.scores.items()}
-    if "custom" in scores:
-        scores["custom"]["mae_similarity"] = similarity
-    return {**members(result), "scores": scores}
-
-
-def _top(results: Sequence[HeadResult], name: str) -> list[dict[str, object]]:
-    return [
-        {"layer": one.layer, "head": one.head, "score": one.scores[name].score}
-        for one in strongest(results, name)
-    ]
 
 
 @dataclass

@@ -7,13 +7,14 @@ import html
 import io
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 from PIL import Image
 
-from attention_core.heads import LABELS, SCORES
+from attention_core.heads import LABELS, SCORES, HeadResult
 from service.jobs import heads
 from service.schemas.heads import HeadsAnswer
 from tests.conftest import MakeApp
@@ -241,15 +242,15 @@ def test_a_get_has_an_etag_and_is_answered_304_without_the_model(make_app: MakeA
 def test_a_number_that_is_not_finite_is_never_written(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    described = heads._head
+    described = heads._as_dicts
 
-    def broken(*arguments: Any) -> dict[str, object]:
-        head = described(*arguments)
-        head["scores"]["sink"]["score"] = math.nan  # type: ignore[index]
-        return head
+    def broken(results: Sequence[HeadResult]) -> list[dict[str, Any]]:
+        every = described(results)
+        every[0]["scores"]["sink"]["score"] = math.nan
+        return every
 
     client = make_app().test_client()
-    monkeypatch.setattr(heads, "_head", broken)
+    monkeypatch.setattr(heads, "_as_dicts", broken)
     problem(client.post("/v1/heads", query_string={"format": name}, json={"text": TEXT, "layers": [0]}), 500)
 
 

@@ -3,6 +3,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from attention_core.heads import (
     PROBE_RULES,
     SCORES,
     HeadResult,
+    HeadResults,
     HeadScorer,
     LabelError,
     Pool,
@@ -120,7 +122,7 @@ def score_maps(
     cuts: tuple[int, ...] = (),
     text: TextFacts | None = None,
     rules: dict[str, ScoreRule] | None = None,
-) -> tuple[HeadResult, ...]:
+) -> HeadResults:
     """Score maps [head, query, key] of layer 0, cut into blocks of rows at `cuts`."""
     heads, tokens, _ = maps.shape
     scorer = HeadScorer(text or facts(tokens), {0: range(heads)}, rules=rules or SCORES)
@@ -282,6 +284,62 @@ def test_a_layer_gets_the_same_whatever_was_kept_for_it(room: int, monkeypatch: 
     for found in scorer.finish():
         alike = expected[found.head]
         assert_close(found, HeadResult(found.layer, found.head, alike.scores, alike.entropy))
+
+
+@pytest.mark.parametrize("held", [0, 400, 1 << 18])
+def test_maps_that_wait_for_others_give_what_each_gives_at_once(
+    held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "_HELD", held)
+    text = text_facts([i * i % 5 for i in range(11)], [".a"[i % 5 > 0] for i in range(11)])
+    layers = {2: (0, 1, 2), 3: (1,), 7: (2, 0), 9: (1, 2)}
+    every = random_maps(12, 11).view(4, 3, 11, 11)
+    scorer = HeadScorer(text, layers)
+    for (layer, heads), maps in zip(layers.items(), every, strict=True):
+        if layer == 7:  # in two blocks, while others wait
+            scorer.add(layer, heads, range(5), maps[list(heads), :5, :5])
+            scorer.add(layer, heads, range(5, 11), maps[list(heads), 5:])
+        else:
+            scorer.add(layer, heads, range(11), maps[list(heads)])
+    found = iter(scorer.finish())
+    for (layer, heads), maps in zip(layers.items(), every, strict=True):
+        for head in sorted(heads):
+            (alone,) = score_maps(maps[[head]], text=text)
+            assert_close(next(found), HeadResult(layer, head, alone.scores, alone.entropy))
+
+
+def test_a_layer_that_is_no_number_is_refused_before_the_end() -> None:
+    maps = random_maps(3, 7)
+    scorer = HeadScorer(facts(7), {4: [0, 1, 2], 5: [0, 1, 2]})
+
+    def add_all() -> None:
+        scorer.add(4, [0, 1, 2], range(7), maps * math.nan)
+        scorer.add(5, [0, 1, 2], range(7), maps)
+
+    with pytest.raises(ShapeError, match="finite"):
+        add_all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(text=TEXTS)
+def test_results_are_the_same_together_and_one_by_one(text: list[tuple[int, str]]) -> None:
+    together = score_maps(random_maps(7, len(text)), text=facts_of(text))
+    each = list(together)
+    assert len(together) == len(each) == 7
+    assert together == each
+    assert together != each[1:]
+    assert [together[place] for place in range(-7, 7)] == [*each, *each]
+    assert together[2:5] == tuple(each[2:5])
+    with pytest.raises(IndexError):
+        together[7]
+    assert together.as_dicts() == [asdict(one) for one in each]
+    limits = thresholds_of(thresholds=dict.fromkeys(LABELS, 0.2))
+    assert label(together, limits) == label(each, limits)
+    assert borderline(together, limits) == borderline(each, limits)
+    for name in SCORES:
+        assert strongest(together, name, count=3) == strongest(each, name, count=3)
+    assert pool_of([together, together]).as_dict() == pool_of([each, each]).as_dict()
+    assert pool_of([together]).as_dict() == pool_of([each]).as_dict()
 
 
 def test_a_target_may_count_for_a_fraction() -> None:
