@@ -1,0 +1,1 @@
+"""Answers over files: the service's own jobs, shard by shard, on one machine or on a Ray cluster."""
