@@ -24,9 +24,7 @@ Make = Callable[[], Callable[[S], R]]  # builds a worker
 
 TRIES = 3  # of a shard whose worker's process dies
 CONNECT_SECONDS = 10.0
-STORE_BYTES = (
-    128 << 20
-)  # of shared memory, for shards and results; a container has often no more to give than that
+STORE_BYTES = 128 << 20  # of shared memory, for shards and results; a container has often no more to give
 
 # Read by Ray when it is imported, and by the processes that it starts; what the user has set stands
 RAY_ENVIRONMENT = {
@@ -43,7 +41,7 @@ class EngineError(Exception):
     """The run cannot go on; the message is a sentence for the user."""
 
 
-def in_process(make: Make[S, R], shards: Iterable[S]) -> Iterator[R]:
+def in_process(make: Make[S, R], shards: Iterable[S]) -> Generator[R, None, None]:
     """Each shard's result, in turn, from one worker in this process.
 
     Raises EngineError with what a worker, or building it, raised.
@@ -66,7 +64,7 @@ def on_ray(
     threads: int,
     environment: Mapping[str, str],
     address: str | None = None,
-) -> Iterator[R]:
+) -> Generator[R, None, None]:
     """Each shard's result as soon as it is there, in no order, from workers in `actors` processes of `threads` CPUs.
 
     None: as many as there are CPUs for. `environment` is set before Python starts in these processes. Without an
