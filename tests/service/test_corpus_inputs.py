@@ -347,6 +347,18 @@ def test_what_was_looked_through_for_a_closing_quote_is_read_once_however_many_r
     ]
 
 
+def test_a_file_whose_quotes_never_match_is_refused_before_it_is_read_over_and_over(
+    write: Write, short_lines: int
+) -> None:
+    with pytest.raises(
+        InputError, match=r"too many quotes that do not match, the last one in line \d{1,2}\."
+    ):
+        plan([write("rows.csv", b"id,text\n" + b'a","b\n' * 3000)], shard_rows=7)
+    now_and_then = (b'1,"open\n' + b"2,b\n" * 300) * 30
+    sources, _ = plan([write("rows.csv", b"id,text\n" + now_and_then)], shard_rows=7)
+    assert sources[0].rows == 301 * 30
+
+
 def test_a_record_of_several_lines_may_be_as_long_as_the_limit(write: Write, short_lines: int) -> None:
     longest = b'1,"\n' + b"x" * (short_lines - 6) + b'"\n'
     assert len(longest) == short_lines
