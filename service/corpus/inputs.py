@@ -14,7 +14,8 @@ be read is a row with a fault, and what follows it is read as usual:
 
 A quoted cell of CSV may hold line ends. Where its quotes do not match, nobody knows how many lines the record was meant
 to have: the fault is its first line, and reading goes on at the next one. So a quote that is never closed costs one
-row, not the rest of the file; what was inside it is then read as records of their own.
+row, not the rest of the file; what was inside it is then read as records of their own. A file in which so many do not
+match that reading on would take longer and longer is refused.
 """
 
 from __future__ import annotations
@@ -230,6 +231,10 @@ def _plan_text(path: Path, kind: Format, shard_rows: int) -> tuple[Source, list[
         for record in records:
             if not rows and _ending(path) == ".json" and record.raw.lstrip().startswith(b"["):
                 raise InputError(f"{path} holds a JSON array; JSON Lines are read, an object a line.")
+            if stream.given_back > stream.position + 4 * MAX_LINE_BYTES:
+                raise InputError(
+                    f"{path} has too many quotes that do not match, the last one in line {record.line}."
+                )
             if rows % shard_rows == 0:
                 cuts.append((record.start, record.line))
             rows += 1
@@ -430,6 +435,7 @@ class _Stream:
         self._text = self._bytes if self._inflated is None else io.BufferedReader(self._inflated, CHUNK_BYTES)
         self._ahead = io.BytesIO()  # what was read, and given back
         self.position = 0
+        self.given_back = 0  # bytes, over all
 
     @property
     def fault(self) -> str | None:
@@ -446,6 +452,7 @@ class _Stream:
     def unread(self, given_back: bytes) -> None:
         self._ahead = io.BytesIO(given_back + self._ahead.read())
         self.position -= len(given_back)
+        self.given_back += len(given_back)
 
     def seek(self, position: int) -> None:
         """Gzip is inflated up to there, and from its beginning for what lies behind."""

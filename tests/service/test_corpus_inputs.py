@@ -206,6 +206,7 @@ def test_one_corrupt_row_in_a_thousand_costs_one_row(write: Write) -> None:
         (b'{"secret": "\xff"}', "it is not UTF-8"),
         (b'{"secret": "\xed\xa0\x80"}', "it is not UTF-8"),
         (b'{"secret": 1} {}', "trailing characters"),
+        (BOM + b'{"secret": 1}', "not valid JSON"),
         (b'{"a":' * 300 + b"1" + b"}" * 300, "recursion limit"),
     ],
 )
@@ -318,6 +319,56 @@ def test_a_quote_that_another_record_would_close_costs_its_line_only(write: Writ
     assert "3 lines on" in details(rows)[0]
 
 
+def test_of_records_with_mismatched_quotes_one_after_the_other_each_costs_its_line(write: Write) -> None:
+    rows = read(
+        write("rows.csv", b'id,text\n1,"open\n2,"x\ny"z\n3,"c\nd"\n4,"e"\n5,"open\n6,f\n'), shard_rows=2
+    )
+    assert seen(rows) == [
+        (2, "malformed_line"),
+        (3, "malformed_line"),
+        (4, "malformed_line"),  # what would be the end of the record before
+        (5, {"id": "3", "text": "c\nd"}),
+        (7, {"id": "4", "text": "e"}),
+        (8, "malformed_line"),
+        (9, {"id": "6", "text": "f"}),
+    ]
+
+
+def test_what_was_looked_through_for_a_closing_quote_is_read_once_however_many_records_look(
+    write: Write,
+) -> None:
+    rows = read(write("rows.csv", b'id,text\n1,"open\n2,""x\n3,c\n4,""y\n5,d\n'), shard_rows=2)
+    assert seen(rows) == [
+        (2, "malformed_line"),
+        (3, "malformed_line"),
+        (4, {"id": "3", "text": "c"}),
+        (5, "malformed_line"),
+        (6, {"id": "5", "text": "d"}),
+    ]
+
+
+def test_a_file_whose_quotes_never_match_is_refused_before_it_is_read_over_and_over(
+    write: Write, short_lines: int
+) -> None:
+    with pytest.raises(
+        InputError, match=r"too many quotes that do not match, the last one in line \d{1,2}\."
+    ):
+        plan([write("rows.csv", b"id,text\n" + b'a","b\n' * 3000)], shard_rows=7)
+    now_and_then = (b'1,"open\n' + b"2,b\n" * 300) * 30
+    sources, _ = plan([write("rows.csv", b"id,text\n" + now_and_then)], shard_rows=7)
+    assert sources[0].rows == 301 * 30
+
+
+def test_a_record_of_several_lines_may_be_as_long_as_the_limit(write: Write, short_lines: int) -> None:
+    longest = b'1,"\n' + b"x" * (short_lines - 6) + b'"\n'
+    assert len(longest) == short_lines
+    longer = longest.replace(b"x", b"xx", 1)
+    rows = read(write("rows.csv", b"id,text\n" + longest + longer + b"2,b\n"))
+    assert [row.line for row in rows] == [2, 4, 5, 6]
+    assert rows[0].values == {"id": "1", "text": "\n" + "x" * (short_lines - 6)}
+    assert [row.fault.code for row in rows[1:3] if row.fault] == ["line_too_long", "malformed_line"]
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
 def test_the_search_for_the_closing_quote_ends_at_the_limit(
     write: Write, short_lines: int, name: str
@@ -422,8 +473,13 @@ def test_a_record_that_the_end_of_a_damaged_gzip_file_cuts_is_the_unreadable_row
         ]
 
 
-def test_what_is_no_gzip_under_its_name_is_one_unreadable_row(write: Write) -> None:
-    rows = read(write("rows.jsonl.gz", b'{"secret": 1}\n'))
+def test_what_is_no_gzip_under_its_name_is_one_unreadable_row_of_a_file_that_is_hashed_whole(
+    write: Write,
+) -> None:
+    content = b'{"secret": 1}\n' * 100_000
+    path = write("rows.jsonl.gz", content)
+    assert plan([path], shard_rows=3)[0][0].sha256 == hashlib.sha256(content).hexdigest()
+    rows = read(path)
     assert seen(rows) == [(1, "unreadable_file")]
     assert "{" not in details(rows)[0]
 
