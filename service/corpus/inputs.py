@@ -28,9 +28,9 @@ import io
 import math
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -156,18 +156,22 @@ def plan(paths: Sequence[Path], *, shard_rows: int) -> tuple[list[Source], list[
 
 
 class Reader:
-    """Reads shards; the last file stays open, so that shards in ascending order cost one pass even of gzip."""
+    """Reads shards; the last file stays open, so that shards in ascending order cost one pass even of gzip.
 
-    def __init__(self) -> None:
+    Paths are taken from the `folder`. Of Parquet only the `columns` are read, all where that is None.
+    """
+
+    def __init__(self, folder: Path = Path(), *, columns: Collection[str] | None = None) -> None:
+        self._folder, self._columns = folder, columns
         self._file: _Text | _Parquet | None = None
 
     def rows(self, shard: Shard) -> list[Row]:
         """As many rows as the shard has. Raises InputError where the file is gone, or has others than were planned."""
-        source = shard.source
+        source = replace(shard.source, path=str(self._folder / shard.source.path))
         with _told(source.path):
             if self._file is None or self._file.source != source:
                 self.close()
-                self._file = (_Parquet if source.format == "parquet" else _Text)(source)
+                self._file = _Parquet(source, self._columns) if source.format == "parquet" else _Text(source)
             rows = list(self._file.rows(shard))
         if len(rows) != shard.rows or (rows and rows[0].line != shard.line):
             raise InputError(f"{source.path} has changed since it was counted.")
@@ -549,9 +553,10 @@ def _open_parquet(path: Path) -> pq.ParquetFile:
 class _Parquet:
     """A Parquet file and the batch of rows that was read last; only the groups that a shard touches are read."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, columns: Collection[str] | None) -> None:
         self.source = source
         self._file = _open_parquet(Path(source.path))
+        self._columns = None if columns is None else [one for one in source.columns if one in columns]
         self._starts = [0]  # of each row group, and the end of the last
         for group in range(self._file.metadata.num_row_groups):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
@@ -581,7 +586,9 @@ class _Parquet:
         """Makes the batch the one that holds the row: on in its row group, or anew where it lies behind."""
         group = bisect_right(self._starts, row) - 1
         if group != self._group or row < self._first:
-            self._batches = self._file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False)
+            self._batches = self._file.iter_batches(
+                BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False
+            )
             self._group, self._end = group, self._starts[group]
         while row >= self._end:
             self._first = self._end

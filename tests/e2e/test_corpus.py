@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.sentences import sentences
-from service.settings import variable
+from service.settings import Settings, variable
+from service.weights import fetch_weights_command
 from tests.conftest import wait_until
 from tests.service import tiny_models
 from tests.serving import MODEL, Server
@@ -29,7 +30,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder of weights that are read in no time, for what is not about numbers."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_models.write_folder(folder)
+    assert fetch_weights_command(str(folder), _cache_of(str(folder))) == 0
     return str(folder)
+
+
+def _cache_of(model: str) -> Path:
+    return Settings().cache if model == MODEL else Path(model) / "cache"
 
 
 def start(command: str, file: Path, out: Path, *flags: str, model: str = MODEL) -> subprocess.Popen[str]:
@@ -49,7 +55,7 @@ def start(command: str, file: Path, out: Path, *flags: str, model: str = MODEL) 
     ]
     return subprocess.Popen(
         call,
-        env={**clean, variable("model"): model},
+        env={**clean, variable("model"): model, variable("cache"): str(_cache_of(model))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -183,7 +189,8 @@ def test_choices_and_their_evaluation_are_those_of_the_service(server: Server, t
 # --- what dies on the way, on tiny weights ------------------------------------------------------------------
 
 
-MANY = [*sentences(1000, seed=1)]
+# The tiny model takes 131 tokens, and a letter is nearly one
+MANY = [item for item in sentences(2500, seed=1) if len(str(item["text"])) < 120][:1000]
 
 
 @pytest.fixture(scope="module")
