@@ -11,8 +11,10 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +26,7 @@ Make = Callable[[], Callable[[S], R]]  # builds a worker
 
 TRIES = 3  # of a shard whose worker's process dies
 CONNECT_SECONDS = 10.0
-STORE_BYTES = (
-    128 << 20
-)  # of shared memory, for shards and results; a container has often no more to give than that
+STORE_BYTES = 128 << 20  # of shared memory, for shards and results; a container has often little of it
 
 # Read by Ray when it is imported, and by the processes that it starts; what the user has set stands
 RAY_ENVIRONMENT = {
@@ -86,13 +86,10 @@ def on_ray(
             logs = _connect(ray, address, actors and actors * threads, environment)
             if address is None:
                 ours.enter_context(_end_with_us())
-            most = sum(
-                int(node["Resources"].get("CPU", 0)) // threads for node in ray.nodes() if node["Alive"]
-            )
+            cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+            most = sum(one // threads for one in cpus)
             if not most:
-                raise EngineError(
-                    f"No machine of the Ray cluster has {threads} CPUs for one worker's threads."
-                )
+                raise EngineError(f"No machine of the Ray cluster has {threads} CPUs, one for each thread.")
             results = _results(ray, make, shards, min(actors or most, len(shards)), threads)
             yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
@@ -133,6 +130,17 @@ def _hushed() -> Iterator[None]:
         os.close(nothing)
 
 
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and prints a stack where it comes: what it was to do before, it does again."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
 def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mapping[str, str]) -> str:
     """Join a cluster, or start one of our own; returns where its logs are."""
     # The level is for this process: the workers' own logs are wanted where one dies
@@ -145,18 +153,14 @@ def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mappi
     if address is None:
         # else Ray writes one into the home directory
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
-        options |= {
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-        }
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     elif address != "auto":
         _knock(address)
     # False, as on macOS and Windows: all of Ray's servers listen on the loopback, not on every interface. No argument
     # says so: for a given 127.0.0.1 Ray takes the network's address
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address is not None
     try:
-        with _hushed():
+        with _hushed(), _own_signals():
             context = ray.init(address=address or "local", **options)
     except Exception as error:
         what = "Ray does not start" if address is None else "The cluster cannot be joined"
@@ -183,12 +187,16 @@ def _end_with_us() -> Iterator[None]:
     first try for a minute to tell a server that is gone."""
     import psutil  # there with Ray
 
-    agents = [
-        one.pid for one in psutil.Process().children(recursive=True) if "agent" in str(one.cmdline()).lower()
-    ]
+    agents = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that has ended meanwhile
+            if one.cmdline()[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"]):
+                agents.append(one.pid)
     command = ["sh", "-c", 'read _; kill -9 "$@"', "sh", *map(str, agents)]
     # the pipe closes when this process ends, however it does; Ctrl-C is not for the shell
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as watch:
         try:
             yield
         finally:
@@ -262,6 +270,10 @@ def _portable(error: Exception) -> Exception:
 
 def _of_ray(ray: Any, error: Exception) -> str:
     """One sentence on an error of Ray's own."""
+    if getattr(error, "actor_init_failed", False):
+        return (
+            f"A worker's process does not start; is the service installed on every node? {_sentence(error)}"
+        )
     died = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError)
     if isinstance(error, died):
         return f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
