@@ -17,6 +17,7 @@ import subprocess
 import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,6 +42,10 @@ RAY_ENVIRONMENT = {
 
 class EngineError(Exception):
     """The run cannot go on; the message is a sentence for the user."""
+
+
+class _WorkerDiedError(Exception):
+    """A shard killed its process as often as it was tried."""
 
 
 def in_process(make: Make[S, R], shards: Iterable[S]) -> Iterator[R]:
@@ -94,8 +99,14 @@ def on_ray(
             yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
         raise
+    except _WorkerDiedError as error:
+        why = f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
+        raise EngineError(f"{why} Ray's logs are in {logs}.") from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"{_of_ray(ray, error)} Ray's logs are in {logs}.") from error
+        what = "Ray failed"
+        if getattr(error, "actor_init_failed", False):
+            what = "A worker's process does not start (is the service installed on every node?)"
+        raise EngineError(f"{what}: {_sentence(error)} Ray's logs are in {logs}.") from error
     except Exception as error:
         raise EngineError(_sentence(error)) from error
     finally:
@@ -214,17 +225,18 @@ def _results(
         context = data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_no_progress_timeout_s = -1  # it is 30 minutes, and a shard may take longer
-        rows = [{"shard": pickle.dumps(shard)} for shard in shards]
+        rows = [{"number": number, "shard": pickle.dumps(shard)} for number, shard in enumerate(shards)]
+        # Ray tries again for ever. Its own limit counts also what never reached a process: where a machine is lost,
+        # three calls to it fail within a second
+        tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
         answers = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
-            fn_constructor_args=(pickle.dumps(make),),
+            fn_constructor_args=(pickle.dumps(make), tries),
             batch_size=1,
             batch_format="pyarrow",
             # a shard behind another in the same process would die with it, and wait while others are idle
             compute=data.ActorPoolStrategy(size=pool, max_tasks_in_flight_per_actor=1),
             num_cpus=threads,
-            # without it for ever; deprecated, and gone from Ray 2.64 on, without another way to say it
-            max_task_retries=TRIES - 1,
         )
     for batch in answers.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
         result, error = pickle.loads(batch["outcome"][0].as_py())
@@ -233,19 +245,34 @@ def _results(
         yield result
 
 
+class _Tries:
+    """How often each shard was begun: kept in a process that no shard can kill."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[int] = Counter()
+
+    def begin(self, number: int) -> int:
+        self._begun[number] += 1
+        return self._begun[number]
+
+
 class _Actor:
     """A process of the pool. It builds its worker at its first shard: so a death in building counts as a try of the
     shard, where Ray would restart the process for ever; and an error in building comes back like any other."""
 
-    def __init__(self, make: bytes) -> None:
+    def __init__(self, make: bytes, tries: Any) -> None:
         self._make = make
+        self._tries = tries
         self._worker: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: Any) -> dict[str, list[bytes]]:
-        from ray import cloudpickle as pickle
+        import ray
 
+        pickle = ray.cloudpickle
         outcome: tuple[Any, Exception | None]
         try:
+            if ray.get(self._tries.begin.remote(batch["number"][0].as_py())) > TRIES:
+                raise _WorkerDiedError
             if self._worker is None:
                 self._worker = pickle.loads(self._make)()
             outcome = self._worker(pickle.loads(batch["shard"][0].as_py())), None
@@ -266,18 +293,6 @@ def _portable(error: Exception) -> Exception:
         error = RuntimeError(_sentence(error))
     error.add_note(note)
     return error
-
-
-def _of_ray(ray: Any, error: Exception) -> str:
-    """One sentence on an error of Ray's own."""
-    if getattr(error, "actor_init_failed", False):
-        return (
-            f"A worker's process does not start; is the service installed on every node? {_sentence(error)}"
-        )
-    died = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError)
-    if isinstance(error, died):
-        return f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
-    return f"Ray failed: {_sentence(error)}"
 
 
 def _sentence(error: Exception) -> str:

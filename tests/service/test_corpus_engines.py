@@ -272,7 +272,7 @@ def test_a_worker_that_cannot_start_is_no_worker_that_died(run: Run, monkeypatch
     elsewhere._Actor = _Actor
     monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
     monkeypatch.setattr(_Actor, "__module__", "elsewhere")
-    with pytest.raises(EngineError, match=r"installed on every node\? .*No module named 'elsewhere'"):
+    with pytest.raises(EngineError, match=r"installed on every node\?\): .*No module named 'elsewhere'"):
         [*run(["2"])]
 
 
