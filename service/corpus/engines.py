@@ -11,10 +11,14 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
+import subprocess
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 S = TypeVar("S")
@@ -23,9 +27,7 @@ Make = Callable[[], Callable[[S], R]]  # builds a worker
 
 TRIES = 3  # of a shard whose worker's process dies
 CONNECT_SECONDS = 10.0
-STORE_BYTES = (
-    128 << 20
-)  # of shared memory, for shards and results; a container has often no more to give than that
+STORE_BYTES = 128 << 20  # of shared memory, for shards and results; a container has often little of it
 
 # Read by Ray when it is imported, and by the processes that it starts; what the user has set stands
 RAY_ENVIRONMENT = {
@@ -40,6 +42,10 @@ RAY_ENVIRONMENT = {
 
 class EngineError(Exception):
     """The run cannot go on; the message is a sentence for the user."""
+
+
+class _WorkerDiedError(Exception):
+    """A shard killed its process as often as it was tried."""
 
 
 def in_process(make: Make[S, R], shards: Iterable[S]) -> Generator[R, None, None]:
@@ -78,32 +84,72 @@ def on_ray(
     """
     if not shards:
         return
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    ray = _import_ray()
+    logs = ""
     try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        how = "`pip install '.[corpus]'` installs it, `--engine local` does without"
-        raise EngineError(f"Ray is not installed: {how}.") from error
-    logs = "of Ray"
-    try:
-        logs = _connect(ray, address, actors and actors * threads, environment)
-        most = sum(int(node["Resources"].get("CPU", 0)) // threads for node in ray.nodes() if node["Alive"])
-        if not most:
-            raise EngineError(f"No machine of the Ray cluster has {threads} CPUs for one worker's threads.")
-        with contextlib.closing(
-            _results(ray, make, shards, min(actors or most, len(shards)), threads)
-        ) as results:
-            yield from results
+        with contextlib.ExitStack() as ours:
+            logs = _connect(ray, address, actors and actors * threads, environment)
+            if address is None:
+                ours.enter_context(_end_with_us())
+            cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+            most = sum(one // threads for one in cpus)
+            if not most:
+                raise EngineError(f"No machine of the Ray cluster has {threads} CPUs, one for each thread.")
+            results = _results(ray, make, shards, min(actors or most, len(shards)), threads)
+            yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
         raise
+    except _WorkerDiedError as error:
+        why = f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
+        raise EngineError(f"{why} Ray's logs are in {logs}.") from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"{_of_ray(ray, error)} Ray's logs are in {logs}.") from error
+        what = "Ray failed"
+        if getattr(error, "actor_init_failed", False):
+            what = "A worker's process does not start (is the service installed on every node?)"
+        raise EngineError(f"{what}: {_sentence(error)} Ray's logs are in {logs}.") from error
     except Exception as error:
         raise EngineError(_sentence(error)) from error
     finally:
         ray.shutdown()
+
+
+def _import_ray() -> Any:
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        with _hushed():
+            import ray
+            import ray.data
+    except ImportError as error:
+        how = "`pip install '.[corpus]'` installs it, `--engine local` does without"
+        raise EngineError(f"Ray is not installed: {how}.") from error
+    return ray
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep from the terminal Ray's warnings of its own ways, and what its C++ half writes there past Python."""
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and prints a stack where it comes: what it was to do before, it does again."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mapping[str, str]) -> str:
@@ -118,18 +164,15 @@ def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mappi
     if address is None:
         # else Ray writes one into the home directory
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
-        options |= {
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-        }
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     elif address != "auto":
         _knock(address)
     # False, as on macOS and Windows: all of Ray's servers listen on the loopback, not on every interface. No argument
     # says so: for a given 127.0.0.1 Ray takes the network's address
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address is not None
     try:
-        context = ray.init(address=address or "local", **options)
+        with _hushed(), _own_signals():
+            context = ray.init(address=address or "local", **options)
     except Exception as error:
         what = "Ray does not start" if address is None else "The cluster cannot be joined"
         if address is not None and "RAY_AUTH_MODE" not in os.environ:
@@ -149,31 +192,51 @@ def _knock(address: str) -> None:
         raise EngineError(f"No Ray cluster answers at {address}: {_sentence(error)}") from error
 
 
+@contextlib.contextmanager
+def _end_with_us() -> Iterator[None]:
+    """Kill the agents of our own Ray when this process dies. All the rest ends by itself then, at once; these two would
+    first try for a minute to tell a server that is gone."""
+    import psutil  # there with Ray
+
+    agents = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that has ended meanwhile
+            if one.cmdline()[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"]):
+                agents.append(one.pid)
+    command = ["sh", "-c", 'read _; kill -9 "$@"', "sh", *map(str, agents)]
+    # the pipe closes when this process ends, however it does; Ctrl-C is not for the shell
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as watch:
+        try:
+            yield
+        finally:
+            watch.kill()
+
+
 def _results(
     ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int
 ) -> Generator[R, None, None]:
     """What the pool of workers made of the shards, as it comes; raises the first error of a worker."""
     data, pickle = ray.data, ray.cloudpickle
-    context = data.DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
-    context.execution_no_progress_timeout_s = -1  # it is 30 minutes, and a shard may take longer
-    console = logging.getLogger("ray.data")
-    console.handlers = [
-        one for one in console.handlers if one.name != "console"
-    ]  # there remains the one to a file
-    rows = [{"shard": pickle.dumps(shard)} for shard in shards]
-    with warnings.catch_warnings():
-        # map_batches will no longer take max_task_retries from Ray 2.64 on, and has no other way yet to say it
-        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+    log = logging.getLogger("ray.data")
+    log.handlers = [one for one in log.handlers if one.name != "console"]  # the one to a file remains
+    with _hushed():
+        context = data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False
+        context.execution_no_progress_timeout_s = -1  # it is 30 minutes, and a shard may take longer
+        rows = [{"number": number, "shard": pickle.dumps(shard)} for number, shard in enumerate(shards)]
+        # Ray tries again for ever. Its own limit counts also what never reached a process: where a machine is lost,
+        # three calls to it fail within a second
+        tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
         answers = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
-            fn_constructor_args=(pickle.dumps(make),),
+            fn_constructor_args=(pickle.dumps(make), tries),
             batch_size=1,
             batch_format="pyarrow",
             # a shard behind another in the same process would die with it, and wait while others are idle
             compute=data.ActorPoolStrategy(size=pool, max_tasks_in_flight_per_actor=1),
             num_cpus=threads,
-            max_task_retries=TRIES - 1,
         )
     for batch in answers.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
         result, error = pickle.loads(batch["outcome"][0].as_py())
@@ -182,19 +245,34 @@ def _results(
         yield result
 
 
+class _Tries:
+    """How often each shard was begun: kept in a process that no shard can kill."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[int] = Counter()
+
+    def begin(self, number: int) -> int:
+        self._begun[number] += 1
+        return self._begun[number]
+
+
 class _Actor:
     """A process of the pool. It builds its worker at its first shard: so a death in building counts as a try of the
     shard, where Ray would restart the process for ever; and an error in building comes back like any other."""
 
-    def __init__(self, make: bytes) -> None:
+    def __init__(self, make: bytes, tries: Any) -> None:
         self._make = make
+        self._tries = tries
         self._worker: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: Any) -> dict[str, list[bytes]]:
-        from ray import cloudpickle as pickle
+        import ray
 
+        pickle = ray.cloudpickle
         outcome: tuple[Any, Exception | None]
         try:
+            if ray.get(self._tries.begin.remote(batch["number"][0].as_py())) > TRIES:
+                raise _WorkerDiedError
             if self._worker is None:
                 self._worker = pickle.loads(self._make)()
             outcome = self._worker(pickle.loads(batch["shard"][0].as_py())), None
@@ -215,14 +293,6 @@ def _portable(error: Exception) -> Exception:
         error = RuntimeError(_sentence(error))
     error.add_note(note)
     return error
-
-
-def _of_ray(ray: Any, error: Exception) -> str:
-    """One sentence on an error of Ray's own."""
-    died = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError)
-    if isinstance(error, died):
-        return f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
-    return f"Ray failed: {_sentence(error)}"
 
 
 def _sentence(error: Exception) -> str:
