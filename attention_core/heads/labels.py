@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_core._checks import positive_int
 from attention_core.errors import ShapeError
-from attention_core.heads.results import HeadResult, names_of, usable
+from attention_core.heads.results import HeadResult, HeadResults, names_of, usable
 from attention_core.heads.rules import LABELS, SCORES, ScoreRule
 
 NOISE = 2e-4  # what another batch shape or machine may move a weight by
@@ -136,18 +136,28 @@ def strongest(results: Sequence[R], name: str, *, count: int = 5) -> tuple[R, ..
     Left out are heads whose status is not ok. Raises KeyError for a score that the results do not have, ShapeError for
     a count below 1.
     """
-    return tuple(results[place] for place in strongest_places(results, name, count=count))
+    return tuple(results[place] for place in _strongest(results, name, count))
 
 
-def strongest_places(results: Sequence[HeadResult], name: str, *, count: int = 5) -> list[int]:
+def ranking(results: Sequence[HeadResult], name: str, *, count: int = 5) -> list[tuple[int, int, float]]:
+    """Layer, head and score of each of the `strongest`, without its other scores. Raises what that raises."""
+    score, _ = usable(results, name)
+    if isinstance(results, HeadResults):
+        heads = results.heads
+    else:
+        heads = [(head.layer, head.head) for head in results]
+    return [(*heads[place], float(score[place])) for place in _strongest(results, name, count)]
+
+
+def _strongest(results: Sequence[HeadResult], name: str, count: int) -> list[int]:
     """Where these stand in the results."""
     positive_int("count", count)
     if results and name not in names_of(results):
         raise KeyError(name)
     score, _ = usable(results, name)
-    usable_places = np.flatnonzero(~np.isnan(score))
-    order = np.argsort(-score[usable_places], kind="stable")[:count]
-    places: list[int] = usable_places[order].tolist()
+    there = np.flatnonzero(~np.isnan(score))
+    order = np.argsort(-score[there], kind="stable")[:count]
+    places: list[int] = there[order].tolist()
     return places
 
 

@@ -8,6 +8,7 @@ members that have no column without a word.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -26,6 +27,21 @@ LEAVES: dict[object, pa.DataType] = {
 }
 LONGEST_COLUMN = 2**31 - 1  # the offsets of a list have 32 bits
 NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A list of so many dicts, by member: where there are many dicts, to make these takes longer than all else.
+
+    A member is an array or a list with a value for each dict, a dict of members in its turn, or else a single value,
+    that of all dicts. NaN in an array is null.
+    """
+
+    rows: int
+    members: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return self.rows
 
 
 def arrow_type(
@@ -106,8 +122,9 @@ def table(records: Sequence[Mapping[str, object]], schema: pa.Schema) -> pa.Tabl
 def array(values: Sequence[object], type: pa.DataType) -> pa.Array:
     """Dicts, lists, NumPy arrays and plain values, nested as `type` is, as an Arrow array.
 
-    NumPy arrays have as many axes as `type` has lists, and NaN in one is null: there is no number. Null are also None,
-    and a member that a dict lacks. All else is as `pyarrow.array` has it; so a fraction among integers is cut off.
+    A list of dicts may also be `Columns`. NumPy arrays have as many axes as `type` has lists, and NaN in one is null:
+    there is no number. Null are also None, and a member that a dict lacks. All else is as `pyarrow.array` has it; so a
+    fraction among integers is cut off.
 
     Raises ValueError, naming the column, for a member that the type does not have, for a value that is not of it, and
     for more values than a column can hold.
@@ -159,8 +176,7 @@ def _array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
 
 def _structs(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
     rows, _ = _present(values, {}, dict, type_, column)
-    if unknown := set().union(*rows) - {field.name for field in type_}:
-        raise ValueError(f"{column or 'record'}: no column for {', '.join(sorted(map(str, unknown)))}")
+    _refuse_unknown(set().union(*rows), type_, column)
     leaves = pa.struct([field for field in type_ if not pa.types.is_nested(field.type)])
     found = _converted(values, leaves, column)  # together: every dict is looked into once
     if found.type == type_:
@@ -189,12 +205,42 @@ def _alike(type_: pa.DataType) -> list[tuple[list[str], pa.DataType]]:
 
 
 def _lists(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
-    rows, missing = _present(values, (), list | tuple | np.ndarray, type_, column)
-    if np.ndarray in set(map(type, rows)):
+    rows, missing = _present(values, (), list | tuple | np.ndarray | Columns, type_, column)
+    kinds = set(map(type, rows))
+    if np.ndarray in kinds:
         return _arrays(values, missing, type_, column)
     offsets = _offsets(np.fromiter(map(len, rows), np.int64, len(rows)), column)
-    child = _array(list(chain.from_iterable(rows)), type_.value_type, column)
+    if Columns in kinds:
+        parts = [
+            _members(one.members, one.rows, type_.value_type, column)
+            if isinstance(one, Columns)
+            else _array(one, type_.value_type, column)
+            for one in rows
+        ]
+        child = pa.concat_arrays(parts)
+    else:
+        child = _array(list(chain.from_iterable(rows)), type_.value_type, column)
     return pa.ListArray.from_arrays(offsets, child, type=type_, mask=missing)
+
+
+def _members(value: Any, rows: int, type_: pa.DataType, column: str) -> pa.Array:
+    """The values of so many dicts, from what a member of `Columns` is."""
+    if isinstance(value, dict) and pa.types.is_struct(type_):
+        _refuse_unknown(value, type_, column)
+        children = [
+            _members(value.get(field.name), rows, field.type, f"{column}.{field.name}") for field in type_
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(type_))
+    if isinstance(value, list | tuple | np.ndarray):
+        if len(value) != rows:
+            raise ValueError(f"{column}: {len(value)} values for {rows} dicts")
+        return _array(value, type_, column)  # type: ignore[arg-type]
+    return _array([value], type_, column).take(np.zeros(rows, np.int64))
+
+
+def _refuse_unknown(names: Collection[str], type_: pa.DataType, column: str) -> None:
+    if unknown := set(names) - {field.name for field in type_}:
+        raise ValueError(f"{column or 'record'}: no column for {', '.join(sorted(map(str, unknown)))}")
 
 
 def _arrays(values: Sequence[Any], missing: pa.Array | None, type_: pa.DataType, column: str) -> pa.Array:

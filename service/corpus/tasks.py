@@ -20,11 +20,12 @@ from attention_core.coreference import Reading, ask
 from attention_core.evaluation import NO_CHOICE, Item
 from attention_core.heads import SCORES, Pool
 from attention_core.spans import Span, Token
+from service.corpus.table import Columns
 from service.corpus.table import schema as schema_of
 from service.engine import Session
 from service.errors import FieldError, InvalidRequestError
 from service.jobs import attention, coreference, evaluate, heads
-from service.jobs.common import choose
+from service.jobs.common import choose, members
 from service.parameters import ATTENTION, HEADS, JUDGING, SCORING, Kind, value_of
 from service.schemas.attention import AttentionRequest, AttentionResult
 from service.schemas.common import Request, Text, Warning
@@ -298,8 +299,8 @@ class Heads(Task):
             if isinstance(answer, InvalidRequestError):
                 found.append(_fault_of(answer.errors[0], at))
             else:
-                tally.add(places[at], answer, session)
-                found.append({"text": items[at].text, **answer.members})
+                tally.add(places[at], answer)
+                found.append({"text": items[at].text, **_said_of(answer)})
         return found
 
     def summary(self, parts: Callable[[], Iterator[Part]], whole: Whole) -> dict[str, object] | None:
@@ -317,6 +318,21 @@ class Heads(Task):
         return {**answer, "skipped": whole.skipped(), "request": {**said, **whole.request}}
 
 
+def _said_of(answer: heads.OfText) -> dict[str, object]:
+    """The members of the API's answer; the heads in columns."""
+    results = answer.results
+    about = {
+        "layer": [layer for layer, _ in results.heads],
+        "head": [head for _, head in results.heads],
+        "kv_head": answer.kv_heads,
+        "labels": answer.labels,
+        "borderline": answer.borderline,
+        "scores": {name: members(column) for name, column in results.scores.items()},
+        "entropy": results.entropy,
+    }
+    return {"summary": answer.summary, "heads": Columns(len(results), about), "warnings": answer.warnings}
+
+
 class HeadsTally(Tally):
     """The pooled scores of a file of answers, and why labels cannot be given."""
 
@@ -326,13 +342,14 @@ class HeadsTally(Tally):
         self.shortness = heads.Shortness()
         self.kv_heads: dict[int, int] = {}  # by head
 
-    def add(self, place: int, answer: heads.OfText, session: Session) -> None:
+    def add(self, place: int, answer: heads.OfText) -> None:
         """Take what was found in a text."""
         self.texts += 1
         self.pool.add(answer.results)
         self.shortness.add(place, answer.tokens, answer.results)
         if not self.kv_heads:
-            self.kv_heads = {one.head: session.model.reader.kv_head(one.head) for one in answer.results}
+            every = zip(answer.results.heads, answer.kv_heads, strict=True)
+            self.kv_heads = {head: kv_head for (_, head), kv_head in every}
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Take what another one's `state` says."""

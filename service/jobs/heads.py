@@ -22,9 +22,9 @@ from attention_core.heads import (
     mae_similarities,
     pattern_rule,
     pool,
+    ranking,
     repeat_probe,
     score_heads,
-    strongest_places,
     summarise,
     text_facts,
     thresholds_of,
@@ -78,11 +78,15 @@ def classify(request: HeadsRequest, session: Session) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class OfText:
-    """One text's heads: `results` as they can be pooled, and the `members` of an answer about it alone."""
+    """What an answer about one text alone has to say: its heads, their labels, and the members of those names."""
 
     tokens: int
     results: HeadResults
-    members: dict[str, object]
+    kv_heads: Sequence[int]
+    labels: Sequence[Sequence[str]]
+    borderline: Sequence[Sequence[str]]
+    summary: Mapping[str, object]
+    warnings: Sequence[Mapping[str, str]]
 
 
 def each(request: HeadsRequest, session: Session) -> list[OfText | InvalidRequestError]:
@@ -97,9 +101,18 @@ def each(request: HeadsRequest, session: Session) -> list[OfText | InvalidReques
             continue
         heads, shortness = next(left), Shortness()
         shortness.add(0, len(text), heads)
-        members = _described(request, session.model.reader.kv_head, heads)
-        members["warnings"] = shortness.warnings(limits)
-        answers.append(OfText(len(text), heads, members))
+        labelled = label(heads, limits)
+        answers.append(
+            OfText(
+                tokens=len(text),
+                results=heads,
+                kv_heads=[session.model.reader.kv_head(head) for _, head in heads.heads],
+                labels=labelled,
+                borderline=borderline(heads, limits),
+                summary=_summary(heads, labelled, limits),
+                warnings=shortness.warnings(limits),
+            )
+        )
     return answers
 
 
@@ -159,22 +172,23 @@ def _described(
         likeness = mae_similarities([one.scores["custom"] for one in head_results], request.pattern)
         for score, similarity in zip(custom, likeness, strict=True):
             score["mae_similarity"] = similarity
+    return {"summary": _summary(head_results, labelled, limits), "heads": heads}
 
-    def top(name: str) -> list[dict[str, object]]:
-        strong = [heads[place] for place in strongest_places(head_results, name)]
-        return [
-            {"layer": one["layer"], "head": one["head"], "score": one["scores"][name]["score"]}
-            for one in strong
-        ]
 
-    counts = summarise(labelled, limits)
-    return {
-        "summary": {
-            "heads": len(heads),
-            "labels": {name: {**asdict(count), "top": top(name)} for name, count in counts.items()},
-        },
-        "heads": heads,
+def _summary(
+    head_results: Sequence[HeadResult], labelled: Sequence[Sequence[str]], limits: Collection[str]
+) -> dict[str, object]:
+    labels = {
+        name: {
+            **asdict(count),
+            "top": [
+                {"layer": layer, "head": head, "score": score}
+                for layer, head, score in ranking(head_results, name)
+            ],
+        }
+        for name, count in summarise(labelled, limits).items()
     }
+    return {"heads": len(head_results), "labels": labels}
 
 
 def _as_dicts(results: Sequence[HeadResult]) -> list[dict[str, Any]]:

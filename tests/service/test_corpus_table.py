@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from attention_core.heads import SCORES
-from service.corpus.table import array, arrow_type, reorder, schema, table, writer
+from service.corpus.table import Columns, array, arrow_type, reorder, schema, table, writer
+from service.corpus.tasks import Heads
 from service.engine import Engine, Session
 from service.jobs import attention, coreference, heads
 from service.schemas.attention import AttentionRequest, AttentionResult
@@ -149,6 +150,53 @@ def test_arrays_become_what_their_lists_would(shapes: list[tuple[int, int] | Non
         assert found.equals(expected)
 
 
+def test_dicts_in_columns_become_what_they_would_one_by_one() -> None:
+    columns = Columns(
+        3,
+        {
+            "number": np.array([2, 3, 5]),
+            "whole": True,
+            "share": np.array([0.5, np.nan, 0.25]),
+            "marks": [[{"kind": "a"}], [], [{"kind": "b", "note": "x"}] * 2],
+            "interval": None,
+            "scores": {"q": {"kind": ("a", "b", "a"), "note": "y"}},
+        },
+    )
+    scores = [{"q": {"kind": kind, "note": "y"}} for kind in "aba"]
+    pages = [
+        {"number": 2, "whole": True, "share": 0.5, "marks": [{"kind": "a"}], "scores": scores[0]},
+        {"number": 3, "whole": True, "marks": [], "scores": scores[1]},
+        {
+            "number": 5,
+            "whole": True,
+            "share": 0.25,
+            "marks": [{"kind": "b", "note": "x"}] * 2,
+            "scores": scores[2],
+        },
+    ]
+    type_ = pa.list_(arrow_type(Page, keys=KEYS))
+    found = array([columns, None, [], Columns(0, {"number": np.array([], np.int64)}), pages, columns], type_)
+    found.validate(full=True)
+    assert found.equals(pa.array([pages, None, [], [], pages, pages], type_))
+
+
+@pytest.mark.parametrize(
+    ("members", "place"),
+    [
+        ({"number": [1, 2, 3]}, r"^pages\.number: 3 values for 2 dicts"),
+        ({"number": "one"}, r"^pages\.number: "),
+        ({"odd": 1}, "^pages: no column for odd"),
+        ({"scores": {"r": None}}, r"^pages\.scores: no column for r"),
+        ({"scores": [1, 2]}, r"^pages\.scores: no struct"),
+    ],
+)
+def test_a_member_of_columns_that_does_not_fit_is_named_with_its_place(
+    members: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(ValueError, match=place):
+        table([{"pages": Columns(2, members)}], schema({"pages": list[Page]}, keys=KEYS))
+
+
 def test_nan_in_an_array_is_null_and_every_other_float32_is_exact() -> None:
     scores = np.array([[1 / 3, np.nan], [-2.5, 1e-30]], np.float32)
     (found,) = array(
@@ -268,6 +316,22 @@ def test_a_table_of_head_scores_holds_all_of_the_answers(session: Session) -> No
     answers.append(heads.classify(HeadsRequest(texts=TEXTS), session))  # with what only pooled scores have
     found = _all_of([{"heads": answer["heads"]} for answer in answers], columns)
     assert found["heads"].combine_chunks().value_lengths().to_pylist() == [LAYERS * HEADS] * 4
+
+
+def test_a_text_of_a_corpus_has_the_members_of_its_answer(session: Session) -> None:
+    task = Heads({})
+    for text in TEXTS:
+        (said,) = task.answers([task.item({"text": text})], [0], session, task.tally())
+        assert isinstance(said, dict)
+        answer: Any = heads.classify(HeadsRequest(text=text), session)
+        place = {"file": "a.jsonl", "line": 1, "id": None}
+        expected = {
+            **place,
+            "text": text,
+            **{name: answer[name] for name in ("summary", "heads", "warnings")},
+        }
+        found = table([{**place, **said}], task.schema).to_pylist()
+        assert found == [_filled(pa.struct(task.schema), expected)]
 
 
 def test_a_table_of_choices_holds_all_of_the_answers(session: Session) -> None:

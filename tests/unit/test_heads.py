@@ -41,6 +41,7 @@ from attention_core.heads import (
     mae_similarities,
     pattern_rule,
     pool,
+    ranking,
     repeat_probe,
     scoring,
     strongest,
@@ -338,6 +339,9 @@ def test_results_are_the_same_together_and_one_by_one(text: list[tuple[int, str]
     assert borderline(together, limits) == borderline(each, limits)
     for name in SCORES:
         assert strongest(together, name, count=3) == strongest(each, name, count=3)
+        assert ranking(together, name, count=3) == [
+            (one.layer, one.head, one.scores[name].score) for one in strongest(each, name, count=3)
+        ]
     assert pool_of([together, together]).as_dict() == pool_of([each, each]).as_dict()
     assert pool_of([together]).as_dict() == pool_of([each]).as_dict()
 
@@ -1260,8 +1264,12 @@ def test_the_strongest_heads_come_first_equals_in_order_and_only_where_the_statu
     ]
     assert [one.layer for one in strongest(results, "induction")] == [2, 4, 0, 5]
     assert [one.layer for one in strongest(results, "induction", count=2)] == [2, 4]
+    assert ranking(results, "induction", count=3) == [(2, 0, 0.5), (4, 0, 0.5), (0, 0, 0.25)]
+    assert strongest([], "sink") == ()
     with pytest.raises(KeyError):
         strongest(results, "sink")
+    with pytest.raises(KeyError):
+        ranking(score_maps(random_maps(2, 7), rules={"local": SCORES["local"]}), "sink")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
