@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHORTEST = 4  # tokens; below this every head looks like a sink, so nothing is labelled
 _CHUNK = 1 << 20  # weights looked at together: few enough to stay in the processor's cache
-_HELD = 1 << 18  # weights of a text that wait for more: a step costs as much for a few as for so many
+_HELD = 1 << 16  # weights of a text that wait for more: a step costs as much for a few as for so many
 _KEPT = 1 << 25  # bytes of target sets held for the next layer: those of 4,096 tokens
 
 

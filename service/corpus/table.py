@@ -235,7 +235,7 @@ def _members(value: Any, rows: int, type_: pa.DataType, column: str) -> pa.Array
         if len(value) != rows:
             raise ValueError(f"{column}: {len(value)} values for {rows} dicts")
         return _array(value, type_, column)  # type: ignore[arg-type]
-    return _array([value], type_, column).take(np.zeros(rows, np.int64))
+    return pa.repeat(_array([value], type_, column)[0], rows)
 
 
 def _refuse_unknown(names: Collection[str], type_: pa.DataType, column: str) -> None:
