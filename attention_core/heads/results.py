@@ -73,8 +73,8 @@ class HeadResults(Sequence[HeadResult]):
     """The results of the heads of a text: each `HeadResult` is made when it is asked for.
 
     heads     (layer, head) of each
-    scores    the scores by name
-    entropy   [head], as in `HeadResult`
+    scores    by name
+    entropy   [head], in nats, as in `HeadResult`
 
     Equal to any sequence of equal results.
     """

@@ -35,7 +35,8 @@ class HeadScorer:
 
     where S_i are the keys that count in row i (see `SCORES`), 0 ln 0 = 0, and A rows sum to 1; for `distance` the sum
     is of A[i,j] (i - j), and `broad` is the entropy of each row over its largest, ln(i+1). A row is summed in the
-    precision of its weights, at least float32, and rows in float64. Only a few numbers per head are kept.
+    precision of its weights, at least float32, and rows in float64. Only a few numbers per head are
+    kept, and small maps until there are enough of them to be looked at together.
 
     `heads` maps each layer to the heads that will be read; `rules` are the scores wanted. Raises ShapeError for no
     head. Differs from TransformerLens' head_detector: row 0, which can only look at itself, takes no part, a baseline
@@ -71,8 +72,8 @@ class HeadScorer:
         keys are 0 in a causal map). Each head's rows come in order, from row 0 on, in blocks of any size.
 
         Raises ShapeError when a layer or head was not announced, when rows are missing, repeated or too many,
-        when the axes of `weights` do not fit, and when one of them is not finite: at the latest with the last block,
-        as small maps are held until there are enough to be looked at together.
+        when the axes of `weights` do not fit, and when one of them is not finite: of a small map, with the last block
+        at the latest.
         """
         places = self._places(layer, heads)
         first = self._seen[places[0]]
@@ -94,13 +95,12 @@ class HeadScorer:
         weights = weights.detach()
         if weights.dtype in (torch.float16, torch.bfloat16):
             weights = weights.float()  # their own sums would be off by more than NOISE
-        for place in places:
-            self._seen[place] = end
         self._missing -= len(places) * len(queries)
         if len(queries) == self.tokens and weights.numel() < _HELD:
             if self._held and self._held[0][1].device != weights.device:
                 self._add_held()
             self._held.append((places, weights.clone()))
+            self._have_seen(places, end)
         else:
             self._add_rows(places, first, weights)
         if not self._missing or sum(maps.numel() for _, maps in self._held) >= _HELD:
@@ -108,9 +108,10 @@ class HeadScorer:
 
     def _add_held(self) -> None:
         if self._held:
-            places, maps = zip(*self._held, strict=True)
-            self._held = []
-            self._add_rows([one for of_block in places for one in of_block], 0, torch.cat(maps))
+            held, self._held = self._held, []
+            places = [place for of_block, _ in held for place in of_block]
+            self._have_seen(places, 0)  # until they are added: should they be refused, they are missing
+            self._add_rows(places, 0, torch.cat([maps for _, maps in held]))
 
     def _add_rows(self, places: Sequence[int], first: int, weights: Tensor) -> None:
         """Add the rows from `first` on of the heads at `places`, which `weights` has in this order."""
@@ -121,6 +122,11 @@ class HeadScorer:
         for a, b in chunks:
             # The keys left out lie after every query
             self._add_chunk(at, a, weights[:, a - first : b - first, :b], scratch)
+        self._have_seen(places, end)
+
+    def _have_seen(self, places: Sequence[int], rows: int) -> None:
+        for place in places:
+            self._seen[place] = rows
 
     def _add_chunk(self, at: Tensor, first: int, weights: Tensor, scratch: Tensor) -> None:
         """Add the rows from `first` on. Nothing as large as `weights` is allocated: `scratch` has room for it."""

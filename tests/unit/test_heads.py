@@ -319,6 +319,8 @@ def test_a_layer_that_is_no_number_is_refused_before_the_end() -> None:
 
     with pytest.raises(ShapeError, match="finite"):
         add_all()
+    with pytest.raises(ShapeError, match=r"rows of layer 4, by head: expected 7, got \[0, 0, 0\]"):
+        scorer.finish()
 
 
 @settings(deadline=None, max_examples=30)
