@@ -75,7 +75,7 @@ def on_ray(
 ) -> Generator[R, None, None]:
     """Each shard's result as soon as it is there, in no order, from workers in `actors` processes of `threads` CPUs.
 
-    None: as many as each machine has the CPUs for, and `memory_bytes` each. `environment` is set before Python starts in
+    None: as many as each machine has CPUs for, and `memory_bytes` each. `environment` is set before Python starts in
     these processes. Without an `address` Ray is started on this machine for this process alone: it listens on the
     loopback only, and ends with the iterator, or with this process, however that ends. An `address`, host:port or auto,
     joins the cluster that runs there; this machine must be one of its nodes. A shard whose process dies is done again.
