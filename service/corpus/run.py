@@ -221,6 +221,10 @@ class _Progress:
 
     def tell(self, done: Done) -> None:
         """A shard is done."""
+        if (
+            self._bar.n == self._bar.initial
+        ):  # the first: what came before it was no work, and tells nothing of the rate
+            self._bar.start_t = self._bar.last_print_t = time.time() - done.seconds
         self._bar.update(done.rows)
         self._take(done)
         if time.monotonic() - self._written > ERRORS_SECONDS:
