@@ -70,17 +70,18 @@ def on_ray(
     actors: int | None,
     threads: int,
     environment: Mapping[str, str],
+    memory_bytes: int = 0,
     address: str | None = None,
 ) -> Generator[R, None, None]:
     """Each shard's result as soon as it is there, in no order, from workers in `actors` processes of `threads` CPUs.
 
-    None: as many as there are CPUs for. `environment` is set before Python starts in these processes. Without an
-    `address` Ray is started on this machine for this process alone: it listens on the loopback only, and ends with the
-    iterator, or with this process, however that ends. An `address`, host:port or auto, joins the cluster that runs
-    there; this machine must be one of its nodes. A shard whose process dies is done again.
+    None: as many as each machine has CPUs for, and `memory_bytes` each. `environment` is set before Python starts in
+    these processes. Without an `address` Ray is started on this machine for this process alone: it listens on the
+    loopback only, and ends with the iterator, or with this process, however that ends. An `address`, host:port or auto,
+    joins the cluster that runs there; this machine must be one of its nodes. A shard whose process dies is done again.
 
     Raises EngineError with what a worker, or building it, raised; where a shard's process died three times; where Ray
-    is not installed or not reached, or no machine has `threads` CPUs.
+    is not installed or not reached, or no machine has `threads` CPUs and the memory.
     """
     if not shards:
         return
@@ -91,11 +92,14 @@ def on_ray(
             logs = _connect(ray, address, actors and actors * threads, environment)
             if address is None:
                 ours.enter_context(_end_with_us())
-            cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-            most = sum(one // threads for one in cpus)
+            memory_bytes = 0 if actors else memory_bytes
+            most = sum(
+                _room(node["Resources"], threads, memory_bytes) for node in ray.nodes() if node["Alive"]
+            )
             if not most:
-                raise EngineError(f"No machine of the Ray cluster has {threads} CPUs, one for each thread.")
-            results = _results(ray, make, shards, min(actors or most, len(shards)), threads)
+                needs = f"{threads} CPUs" + f" and {memory_bytes / 2**30:.1f} GiB" * bool(memory_bytes)
+                raise EngineError(f"No machine of the Ray cluster has {needs} for a worker.")
+            results = _results(ray, make, shards, min(actors or most, len(shards)), threads, memory_bytes)
             yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
         raise
@@ -111,6 +115,12 @@ def on_ray(
         raise EngineError(_sentence(error)) from error
     finally:
         ray.shutdown()
+
+
+def _room(resources: Mapping[str, float], threads: int, memory_bytes: int) -> int:
+    """How many workers a machine has room for."""
+    by_cpus = int(resources.get("CPU", 0)) // threads
+    return min(by_cpus, int(resources.get("memory", 0)) // memory_bytes) if memory_bytes else by_cpus
 
 
 def _import_ray() -> Any:
@@ -215,7 +225,7 @@ def _end_with_us() -> Iterator[None]:
 
 
 def _results(
-    ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int
+    ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int, memory_bytes: int
 ) -> Generator[R, None, None]:
     """What the pool of workers made of the shards, as it comes; raises the first error of a worker."""
     data, pickle = ray.data, ray.cloudpickle
@@ -237,6 +247,7 @@ def _results(
             # a shard behind another in the same process would die with it, and wait while others are idle
             compute=data.ActorPoolStrategy(size=pool, max_tasks_in_flight_per_actor=1),
             num_cpus=threads,
+            memory=memory_bytes or None,
         )
     for batch in answers.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
         result, error = pickle.loads(batch["outcome"][0].as_py())
