@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ class Worker:
         unbounded = ("max_tokens_per_request", "max_tokens_per_evaluation", "deadline_seconds")
         limits = job.settings.model_copy(update=dict.fromkeys(unbounded, UNBOUNDED))
         self._engine = Engine(lambda: model, limits).start()
+        for close in (self._engine.close, self._reader.close):
+            weakref.finalize(self, close)  # nobody tells a worker which shard is its last
         while self._engine.state == "loading":
             time.sleep(0.001)
         with self._admitted() as session:
