@@ -16,7 +16,7 @@ from service.corpus.engines import EngineError
 from service.corpus.inputs import InputError
 from service.corpus.run import Result, RunError, Where, run
 from service.corpus.tasks import TASKS, Task
-from service.errors import InvalidRequestError
+from service.errors import FieldError, InvalidRequestError
 from service.parameters import Kind, value_of
 from service.settings import Settings, granted_cpus, process_environment
 from service.validation import field_error
@@ -62,7 +62,12 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
         return _complain(error.exit_code, str(error))
     except (InputError, _FlagError) as error:
         return _complain(2, str(error))
-    except (RunError, EngineError) as error:
+    except EngineError as error:
+        unknown = isinstance(
+            error.__cause__, InvalidRequestError
+        )  # a layer, say, that the model does not have
+        return _complain(1, _of_flag(error.__cause__.errors[0]) if unknown else str(error))
+    except RunError as error:
         return _complain(1, str(error))
     except KeyboardInterrupt:
         return _complain(130, "interrupted; the same command goes on from here")
@@ -119,10 +124,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(given: str) -> int:
-    value = int(given)
-    if value < 1:
-        raise ValueError
-    return value
+    if not given.isdecimal() or int(given) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is expected, not {given!r}")
+    return int(given)
 
 
 def _flag(name: str) -> str:
@@ -152,7 +156,17 @@ def _task(options: argparse.Namespace) -> Task:
         found = field_error(fault, asked)
     except InvalidRequestError as error:
         found = error.errors[0]
-    raise _FlagError(f"{_flag(found.pointer.split('/')[1])}: {found.detail}")
+    raise _FlagError(_of_flag(found))
+
+
+def _of_flag(fault: FieldError) -> str:
+    """What is wrong with an option of a request, as said of a flag."""
+    return f"{_flag(fault.pointer.split('/')[1])}: {_in_words_of_flags(fault.detail)}"
+
+
+def _in_words_of_flags(detail: str) -> str:
+    """A sentence of the API's, where it tells how something is sent."""
+    return detail.replace("in a URL", "here").replace("Send null.", "--split none does without.")
 
 
 def _restart_with(environment: Mapping[str, str]) -> None:
@@ -174,7 +188,7 @@ def _report(result: Result, out: Path) -> str:
     if result.why_no_summary is None:
         lines.append(f"{out / 'summary.json'} sums them up")
     else:
-        lines.append(f"no summary: {result.why_no_summary}")
+        lines.append(f"no summary: {_in_words_of_flags(result.why_no_summary)}")
     if result.rows_now:
         lines.append(
             f"{result.rows_now:,} rows in {result.seconds:,.0f} s, {result.rows_now / result.seconds:.1f} a second, "

@@ -159,15 +159,15 @@ def _alone_in(out: Path) -> Iterator[None]:
 
 
 def _begin_or_resume(out: Path, asked: Mapping[str, object]) -> None:
-    """Write down what is asked, or see that it is what was asked when the folder's run began."""
+    """Write down what is asked, or see that the answers that are there are to the same."""
     path = out / "run.json"
+    if all(one.name.startswith(TEMPORARY) for one in (out / "items").iterdir()):
+        write(path, json.dumps(asked, indent=True))
+        return
     try:
         before = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        if any((out / "items").iterdir()):
-            raise RunError(f"{out / 'items'} holds files, and no run.json says of what.") from None
-        write(path, json.dumps(asked, indent=True))
-        return
+        raise RunError(f"{out / 'items'} holds files, and no run.json says of what.") from None
     except ValueError:
         raise RunError(f"{path} is not what a run writes.") from None
     now = orjson.loads(orjson.dumps(asked))
