@@ -63,10 +63,10 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
     except (InputError, _FlagError) as error:
         return _complain(2, str(error))
     except EngineError as error:
-        unknown = isinstance(
-            error.__cause__, InvalidRequestError
-        )  # a layer, say, that the model does not have
-        return _complain(1, _of_flag(error.__cause__.errors[0]) if unknown else str(error))
+        match error.__cause__:
+            case InvalidRequestError(errors=(fault, *_)):  # a layer, say, that the model does not have
+                return _complain(1, _of_flag(fault))
+        return _complain(1, str(error))
     except RunError as error:
         return _complain(1, str(error))
     except KeyboardInterrupt:

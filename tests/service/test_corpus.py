@@ -959,7 +959,10 @@ import service.app, service.gunicorn_conf, service.reproduce
 print(sorted({"pyarrow", "ray"} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert dondef test_a_command_begins_anew_where_its_environment_is_not_what_torch_should_find(
+    assert done.stdout == "[]\n"
+
+
+def test_a_command_begins_anew_where_its_environment_is_not_what_torch_should_find(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = texts_in(tmp_path / "in.jsonl", ["the cat"])
@@ -981,11 +984,10 @@ print(sorted({"pyarrow", "ray"} & sys.modules.keys()))
     assert corpus_command(arguments, settings, restart=True) == 0  # and not once more
     torch.set_num_threads(threads)
     assert len(begun) == 1
-    assert corpus_command([*arguments[:-2], "--threads", "2"], settings) == 0  # by another program, not at all
+    assert (
+        corpus_command([*arguments[:-2], "--threads", "2"], settings) == 0
+    )  # by another program, not at all
     torch.set_num_threads(threads)
-
-
-e.stdout == "[]\n"
 
 
 def test_an_interrupted_run_ends_with_130_and_the_same_command_goes_on(
