@@ -502,10 +502,11 @@ def test_the_same_items_in_any_format_have_the_same_answers(settings: Settings, 
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8", newline="")
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(files["in.jsonl"].encode()))
-    pq.write_table(pa.Table.from_pylist(asked), tmp_path / "structs.parquet")
+    full = [{"group": None, **row} for row in asked]
+    pq.write_table(pa.Table.from_pylist(full), tmp_path / "structs.parquet")
     pd.DataFrame([as_in_a_url(row) for row in asked]).to_parquet(tmp_path / "cells.parquet")
     as_lists = [
-        {**row, "pronoun": "it", "candidates": [c["text"] for c in row["candidates"]]} for row in asked
+        {**row, "pronoun": "it", "candidates": [c["text"] for c in row["candidates"]]} for row in full
     ]
     pq.write_table(pa.Table.from_pylist(as_lists), tmp_path / "lists.parquet")
 
