@@ -28,12 +28,14 @@ RUN --mount=type=bind,from=wheels,target=/wheels \
     else set -- --index-url "$TORCH_INDEX"; fi; \
     pip install --no-cache-dir --no-deps -c /constraints.txt "$@" torch
 
-# Dependencies before code: a change of code rebuilds only the last, small layer.
+# Dependencies before code: a change of code rebuilds only the last, small layer. EXTRAS=corpus adds Ray.
+ARG EXTRAS=
 RUN --mount=type=bind,source=pyproject.toml,target=/pyproject.toml \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     --mount=type=cache,target=/root/.cache/pip \
-    python -c 'import tomllib; print(*tomllib.load(open("/pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
-      > /tmp/requirements.txt \
+    python -c 'import sys, tomllib; project = tomllib.load(open("/pyproject.toml", "rb"))["project"]; \
+               more = [one for extra in sys.argv[1:] for one in project["optional-dependencies"][extra]]; \
+               print(*project["dependencies"], *more, sep="\n")' $EXTRAS > /tmp/requirements.txt \
  && pip install -c /constraints.txt -r /tmp/requirements.txt \
  && rm /tmp/requirements.txt
 

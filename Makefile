@@ -16,7 +16,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/installed-for-tests: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test,corpus]'
 	touch $@
 
 run: $(VENV)/installed  ## fetch weights once, then serve on http://127.0.0.1:8000 (HOST, PORT, ATTENTION_MODEL honoured)

@@ -71,7 +71,9 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
         return _complain(1, str(error))
     except KeyboardInterrupt:
         return _complain(130, "interrupted; the same command goes on from here")
-    print(_report(result, options.out), file=sys.stderr)
+    print(_report(result, options.out))
+    if result.rows_now:
+        print(_pace(result), file=sys.stderr)
     return 0
 
 
@@ -189,9 +191,9 @@ def _report(result: Result, out: Path) -> str:
         lines.append(f"{out / 'summary.json'} sums them up")
     else:
         lines.append(f"no summary: {_in_words_of_flags(result.why_no_summary)}")
-    if result.rows_now:
-        lines.append(
-            f"{result.rows_now:,} rows in {result.seconds:,.0f} s, {result.rows_now / result.seconds:.1f} a second, "
-            f"at most {result.peak_memory_bytes / 2**30:.1f} GiB a process"
-        )
     return "\n".join(lines)
+
+
+def _pace(result: Result) -> str:
+    pace = f"{result.rows_now:,} rows in {result.seconds:,.0f} s, {result.rows_now / result.seconds:.1f} a second"
+    return f"{pace}, at most {result.peak_memory_bytes / 2**30:.1f} GiB a process"

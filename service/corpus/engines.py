@@ -12,9 +12,10 @@ import logging
 import os
 import secrets
 import socket
+import subprocess
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 S = TypeVar("S")
@@ -23,9 +24,7 @@ Make = Callable[[], Callable[[S], R]]  # builds a worker
 
 TRIES = 3  # of a shard whose worker's process dies
 CONNECT_SECONDS = 10.0
-STORE_BYTES = (
-    128 << 20
-)  # of shared memory, for shards and results; a container has often no more to give than that
+STORE_BYTES = 128 << 20  # of shared memory, for shards and results; a container has often no more to give
 
 # Read by Ray when it is imported, and by the processes that it starts; what the user has set stands
 RAY_ENVIRONMENT = {
@@ -78,24 +77,22 @@ def on_ray(
     """
     if not shards:
         return
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    ray = _import_ray()
+    logs = ""
     try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        how = "`pip install '.[corpus]'` installs it, `--engine local` does without"
-        raise EngineError(f"Ray is not installed: {how}.") from error
-    logs = "of Ray"
-    try:
-        logs = _connect(ray, address, actors and actors * threads, environment)
-        most = sum(int(node["Resources"].get("CPU", 0)) // threads for node in ray.nodes() if node["Alive"])
-        if not most:
-            raise EngineError(f"No machine of the Ray cluster has {threads} CPUs for one worker's threads.")
-        with contextlib.closing(
-            _results(ray, make, shards, min(actors or most, len(shards)), threads)
-        ) as results:
-            yield from results
+        with contextlib.ExitStack() as ours:
+            logs = _connect(ray, address, actors and actors * threads, environment)
+            if address is None:
+                ours.enter_context(_end_with_us())
+            most = sum(
+                int(node["Resources"].get("CPU", 0)) // threads for node in ray.nodes() if node["Alive"]
+            )
+            if not most:
+                raise EngineError(
+                    f"No machine of the Ray cluster has {threads} CPUs for one worker's threads."
+                )
+            results = _results(ray, make, shards, min(actors or most, len(shards)), threads)
+            yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
         raise
     except ray.exceptions.RayError as error:
@@ -104,6 +101,34 @@ def on_ray(
         raise EngineError(_sentence(error)) from error
     finally:
         ray.shutdown()
+
+
+def _import_ray() -> Any:
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        with _hushed():
+            import ray
+            import ray.data
+    except ImportError as error:
+        how = "`pip install '.[corpus]'` installs it, `--engine local` does without"
+        raise EngineError(f"Ray is not installed: {how}.") from error
+    return ray
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep from the terminal Ray's warnings of its own ways, and what its C++ half writes there past Python."""
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)
 
 
 def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mapping[str, str]) -> str:
@@ -129,7 +154,8 @@ def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mappi
     # says so: for a given 127.0.0.1 Ray takes the network's address
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address is not None
     try:
-        context = ray.init(address=address or "local", **options)
+        with _hushed():
+            context = ray.init(address=address or "local", **options)
     except Exception as error:
         what = "Ray does not start" if address is None else "The cluster cannot be joined"
         if address is not None and "RAY_AUTH_MODE" not in os.environ:
@@ -149,22 +175,36 @@ def _knock(address: str) -> None:
         raise EngineError(f"No Ray cluster answers at {address}: {_sentence(error)}") from error
 
 
+@contextlib.contextmanager
+def _end_with_us() -> Iterator[None]:
+    """Kill the agents of our own Ray when this process dies. All the rest ends by itself then, at once; these two would
+    first try for a minute to tell a server that is gone."""
+    import psutil  # there with Ray
+
+    agents = [
+        one.pid for one in psutil.Process().children(recursive=True) if "agent" in str(one.cmdline()).lower()
+    ]
+    command = ["sh", "-c", 'read _; kill -9 "$@"', "sh", *map(str, agents)]
+    # the pipe closes when this process ends, however it does; Ctrl-C is not for the shell
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
+        try:
+            yield
+        finally:
+            watch.kill()
+
+
 def _results(
     ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int
 ) -> Generator[R, None, None]:
     """What the pool of workers made of the shards, as it comes; raises the first error of a worker."""
     data, pickle = ray.data, ray.cloudpickle
-    context = data.DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
-    context.execution_no_progress_timeout_s = -1  # it is 30 minutes, and a shard may take longer
-    console = logging.getLogger("ray.data")
-    console.handlers = [
-        one for one in console.handlers if one.name != "console"
-    ]  # there remains the one to a file
-    rows = [{"shard": pickle.dumps(shard)} for shard in shards]
-    with warnings.catch_warnings():
-        # map_batches will no longer take max_task_retries from Ray 2.64 on, and has no other way yet to say it
-        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+    log = logging.getLogger("ray.data")
+    log.handlers = [one for one in log.handlers if one.name != "console"]  # the one to a file remains
+    with _hushed():
+        context = data.DataContext.get_current()
+        context.enable_progress_bars = context.print_on_execution_start = False
+        context.execution_no_progress_timeout_s = -1  # it is 30 minutes, and a shard may take longer
+        rows = [{"shard": pickle.dumps(shard)} for shard in shards]
         answers = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
             fn_constructor_args=(pickle.dumps(make),),
@@ -173,6 +213,7 @@ def _results(
             # a shard behind another in the same process would die with it, and wait while others are idle
             compute=data.ActorPoolStrategy(size=pool, max_tasks_in_flight_per_actor=1),
             num_cpus=threads,
+            # without it for ever; deprecated, and gone from Ray 2.64 on, without another way to say it
             max_task_retries=TRIES - 1,
         )
     for batch in answers.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):

@@ -14,7 +14,8 @@ be read is a row with a fault, and what follows it is read as usual:
 
 A quoted cell of CSV may hold line ends. Where its quotes do not match, nobody knows how many lines the record was meant
 to have: the fault is its first line, and reading goes on at the next one. So a quote that is never closed costs one
-row, not the rest of the file; what was inside it is then read as records of their own.
+row, not the rest of the file; what was inside it is then read as records of their own. A file in which so many do not
+match that reading on would take longer and longer is refused.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ import io
 import math
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -155,18 +156,22 @@ def plan(paths: Sequence[Path], *, shard_rows: int) -> tuple[list[Source], list[
 
 
 class Reader:
-    """Reads shards; the last file stays open, so that shards in ascending order cost one pass even of gzip."""
+    """Reads shards; the last file stays open, so that shards in ascending order cost one pass even of gzip.
 
-    def __init__(self) -> None:
+    Paths are taken from the `folder`. Of Parquet only the `columns` are read, all where that is None.
+    """
+
+    def __init__(self, folder: Path = Path(), *, columns: Collection[str] | None = None) -> None:
+        self._folder, self._columns = folder, columns
         self._file: _Text | _Parquet | None = None
 
     def rows(self, shard: Shard) -> list[Row]:
         """As many rows as the shard has. Raises InputError where the file is gone, or has others than were planned."""
-        source = shard.source
+        source = replace(shard.source, path=str(self._folder / shard.source.path))
         with _told(source.path):
             if self._file is None or self._file.source != source:
                 self.close()
-                self._file = (_Parquet if source.format == "parquet" else _Text)(source)
+                self._file = _Parquet(source, self._columns) if source.format == "parquet" else _Text(source)
             rows = list(self._file.rows(shard))
         if len(rows) != shard.rows or (rows and rows[0].line != shard.line):
             raise InputError(f"{source.path} has changed since it was counted.")
@@ -230,6 +235,10 @@ def _plan_text(path: Path, kind: Format, shard_rows: int) -> tuple[Source, list[
         for record in records:
             if not rows and _ending(path) == ".json" and record.raw.lstrip().startswith(b"["):
                 raise InputError(f"{path} holds a JSON array; JSON Lines are read, an object a line.")
+            if stream.given_back > stream.position + 4 * MAX_LINE_BYTES:
+                raise InputError(
+                    f"{path} has too many quotes that do not match, the last one in line {record.line}."
+                )
             if rows % shard_rows == 0:
                 cuts.append((record.start, record.line))
             rows += 1
@@ -430,6 +439,7 @@ class _Stream:
         self._text = self._bytes if self._inflated is None else io.BufferedReader(self._inflated, CHUNK_BYTES)
         self._ahead = io.BytesIO()  # what was read, and given back
         self.position = 0
+        self.given_back = 0  # bytes, over all
 
     @property
     def fault(self) -> str | None:
@@ -446,6 +456,7 @@ class _Stream:
     def unread(self, given_back: bytes) -> None:
         self._ahead = io.BytesIO(given_back + self._ahead.read())
         self.position -= len(given_back)
+        self.given_back += len(given_back)
 
     def seek(self, position: int) -> None:
         """Gzip is inflated up to there, and from its beginning for what lies behind."""
@@ -542,9 +553,10 @@ def _open_parquet(path: Path) -> pq.ParquetFile:
 class _Parquet:
     """A Parquet file and the batch of rows that was read last; only the groups that a shard touches are read."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, columns: Collection[str] | None) -> None:
         self.source = source
         self._file = _open_parquet(Path(source.path))
+        self._columns = None if columns is None else [one for one in source.columns if one in columns]
         self._starts = [0]  # of each row group, and the end of the last
         for group in range(self._file.metadata.num_row_groups):
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
@@ -574,7 +586,9 @@ class _Parquet:
         """Makes the batch the one that holds the row: on in its row group, or anew where it lies behind."""
         group = bisect_right(self._starts, row) - 1
         if group != self._group or row < self._first:
-            self._batches = self._file.iter_batches(BATCH_ROWS, row_groups=[group], use_threads=False)
+            self._batches = self._file.iter_batches(
+                BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False
+            )
             self._group, self._end = group, self._starts[group]
         while row >= self._end:
             self._first = self._end

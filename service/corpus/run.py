@@ -105,7 +105,8 @@ def run(
         of_workers = settings.model_copy(
             update={"api_keys": (), "signing_key": None, "threads": where.threads}
         )
-        job = Job(task.name, task.options, of_workers, out / "items", batch_tokens, fail_fast)
+        items = out.absolute() / "items"
+        job = Job(task.name, task.options, of_workers, Path.cwd(), items, batch_tokens, fail_fast)
         now: list[Done] = []
         rows = sum(shard.rows for shard in shards)
         with (

@@ -42,12 +42,14 @@ UNBOUNDED = 2**40  # in the place of limits that keep requests from each other's
 class Job:
     """What the workers of a run do: the task and its `options`, and the folder `items` for the answers.
 
+    The inputs' paths are taken from the folder `inputs`: a worker on another machine has another one of its own.
     A batch has at most `batch_tokens` tokens, padding included. With `fail_fast` a shard with a fault is not written.
     """
 
     task: str
     options: Mapping[str, Any]
     settings: Settings
+    inputs: Path
     items: Path
     batch_tokens: int
     fail_fast: bool = False
@@ -102,7 +104,7 @@ class Worker:
     def __init__(self, job: Job, *, load: Callable[[Settings], LoadedModel] = load_model) -> None:
         self._job = job
         self._task: Task = TASKS[job.task](job.options)
-        self._reader = Reader()
+        self._reader = Reader(job.inputs, columns=self._task.cells)
         model = load(job.settings)
         unbounded = ("max_tokens_per_request", "max_tokens_per_evaluation", "deadline_seconds")
         limits = job.settings.model_copy(update=dict.fromkeys(unbounded, UNBOUNDED))

@@ -303,7 +303,7 @@ def test_dependencies_are_installed_before_the_code_is_there() -> None:
 def test_no_registry_is_named_but_pytorchs_own() -> None:
     hosts = {urlsplit(url).hostname for url in re.findall(r"https?://[^\s\"']+", DOCKERFILE + COMPOSE)}
     assert hosts == {"download.pytorch.org", "127.0.0.1"}
-    assert arguments("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu"]
+    assert arguments("ARG") == ["TORCH_INDEX=https://download.pytorch.org/whl/cpu", "EXTRAS="]
     base = r"(scratch AS wheels|python:\d+\.\d+-slim-bookworm)"  # without a host: the engine's default
     assert all(re.fullmatch(base, image) for image in arguments("FROM"))
     for service in services().values():

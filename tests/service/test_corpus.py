@@ -914,10 +914,10 @@ def test_the_report_says_what_was_done_and_where_it_is(
     path, out = texts_in(tmp_path / "in.jsonl", ["the cat", " ", "a mat"]), tmp_path / "out"
     assert command("corpus", "heads", path, "--out", out, "--engine", "local") == 0
     printed = capfd.readouterr()
-    assert printed.out == ""
-    assert f"2 of 3 rows have an answer in {out / 'items'}" in printed.err
-    assert f"1 have none: {out / 'errors.jsonl'} says why" in printed.err
-    assert str(out / "summary.json") in printed.err
+    assert f"2 of 3 rows have an answer in {out / 'items'}" in printed.out
+    assert f"1 have none: {out / 'errors.jsonl'} says why" in printed.out
+    assert str(out / "summary.json") in printed.out
+    assert "a second" in printed.err
     assert command("corpus", "heads", path, "--out", out, "--engine", "local") == 0
     assert "a second" not in capfd.readouterr().err  # nothing was done
 

@@ -39,6 +39,7 @@ class Page(BaseModel):
     whole: bool
     share: float | None
     marks: list[Mark]
+    tags: list[str]
     interval: tuple[float, float] | None = None
     weights: list[list[float | None]] | None = None
     scores: dict[str, Mark]
@@ -56,6 +57,7 @@ def test_a_model_is_a_struct_of_its_fields_in_their_order() -> None:
             ("whole", pa.bool_()),
             ("share", pa.float64()),
             ("marks", pa.list_(MARK)),
+            ("tags", pa.list_(pa.string())),
             ("interval", pa.list_(pa.float64())),
             ("weights", pa.list_(pa.list_(pa.float32()))),
             ("scores", pa.struct([("p", MARK), ("q", MARK)])),
@@ -66,7 +68,7 @@ def test_a_model_is_a_struct_of_its_fields_in_their_order() -> None:
 
 def test_fields_that_are_not_wanted_are_left_out_wherever_they_stand() -> None:
     found = arrow_type(Page, keys=KEYS, without=("note", "weights", "counts", "interval"))
-    assert [field.name for field in found] == ["number", "whole", "share", "marks", "scores"]
+    assert [field.name for field in found] == ["number", "whole", "share", "marks", "tags", "scores"]
     assert found.field("marks").type == pa.list_(pa.struct([("kind", pa.string())]))
 
 
@@ -132,11 +134,11 @@ def test_nested_values_become_what_pyarrow_makes_of_them(said: tuple[pa.DataType
 
 @given(
     st.lists(st.none() | st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=7),
-    st.sampled_from([np.float32, np.float64]),
+    st.sampled_from([np.float32, np.float64, np.int64]),
 )
 def test_arrays_become_what_their_lists_would(shapes: list[tuple[int, int] | None], dtype: type) -> None:
     random = np.random.default_rng(7)
-    arrays = [None if shape is None else random.random(shape).astype(dtype) for shape in shapes]
+    arrays = [None if shape is None else random.integers(2**62, size=shape).astype(dtype) for shape in shapes]
     lists = [None if one is None else one.tolist() for one in arrays]
     rows = [None if one is None else list(one) for one in arrays]
     type_ = pa.list_(pa.list_(pa.from_numpy_dtype(dtype)))
@@ -180,7 +182,8 @@ def test_a_member_without_a_column_is_named_with_its_place() -> None:
         ({"share": "\ud800"}, "record"),
         ({"marks": [{"note": "\ud800"}]}, "marks"),
         ({"marks": {"kind": "a"}}, "marks"),
-        ({"marks": "ab"}, "marks"),
+        ({"tags": "ab"}, "tags"),
+        ({"tags": {"a": "b"}}, "tags"),
         ({"marks": [["kind"]]}, "marks"),
         ({"weights": [[0.5], ["0.5"]]}, "weights"),
         ({"weights": np.zeros(3)}, "weights"),
