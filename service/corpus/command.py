@@ -69,6 +69,8 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
         return _complain(1, str(error))
     except RunError as error:
         return _complain(1, str(error))
+    except OSError as error:  # the disk is full, or somebody else's
+        return _complain(1, f"{error.filename or options.out}: {error.strerror or error}")
     except KeyboardInterrupt:
         return _complain(130, "interrupted; the same command goes on from here")
     print(_report(result, options.out))

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from service.corpus import engines
 from service.corpus.inputs import InputError, Shard, find, plan
 from service.corpus.tasks import Part, Task, Whole
-from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done
+from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done, without_state
 from service.errors import InvalidRequestError
 from service.formats import json
 from service.model import provenance
@@ -81,18 +81,17 @@ def run(
         run.json        what was asked, of which model and files
 
     Every file is whole once it is there. Raises InputError, WeightsError, RunError, EngineError, which also says what a
-    worker raised, and with `fail_fast` BadRowError.
+    worker raised, OSError where the folder cannot be written, and with `fail_fast` BadRowError.
     """
     began = time.monotonic()
+    files = locate(settings.model, settings.cache)
     sources, shards = plan(find(inputs), shard_rows=shard_rows)
     if not shards:
         raise InputError("The inputs hold no rows.")
     asked = {
         "command": task.name,
         "options": {name: said for name, said in task.options.items() if name not in task.late},
-        "model": provenance(
-            locate(settings.model, settings.cache), device=settings.device, dtype=settings.dtype
-        ),
+        "model": provenance(files, device=settings.device, dtype=settings.dtype),
         "inputs": [{"file": one.path, "sha256": one.sha256, "rows": one.rows} for one in sources],
         "shard_rows": shard_rows,
     }
@@ -182,7 +181,15 @@ def _done_before(out: Path, shards: Sequence[Shard]) -> list[Done]:
     for left in (out / "items").glob(f"{TEMPORARY}*"):
         left.unlink(missing_ok=True)
     paths = (part_path(out / "items", shard.index) for shard in shards)
-    return [replace(read_done(path), state={}) for path in paths if path.is_file()]
+    return [_finished(path) for path in paths if path.is_file()]
+
+
+def _finished(path: Path) -> Done:
+    try:
+        return without_state(read_done(path))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        detail = f"{path} is damaged, or not what a run writes"
+        raise RunError(f"{detail}; once it is removed the same command goes on.") from error
 
 
 class _Progress:

