@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -93,6 +94,15 @@ def assemble(files: ModelFiles, *, device: str, dtype: str) -> LoadedModel:
         provenance(files, device=device, dtype=dtype),
         _output_matrix(backbone, files),
     )
+
+
+def loaded_bytes(files: ModelFiles, dtype: str) -> int:
+    """What the stored weights take in memory, in bytes, as numbers of this type."""
+    numbers = 0
+    for path in weight_files(files.folder, files.id):
+        with safe_open(path, framework="pt") as tensors:
+            numbers += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return numbers * int(getattr(torch, dtype).itemsize)
 
 
 def provenance(files: ModelFiles, *, device: str, dtype: str) -> dict[str, object]:

@@ -11,10 +11,13 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
+import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -24,7 +27,7 @@ Make = Callable[[], Callable[[S], R]]  # builds a worker
 
 TRIES = 3  # of a shard whose worker's process dies
 CONNECT_SECONDS = 10.0
-STORE_BYTES = 128 << 20  # of shared memory, for shards and results; a container has often no more to give
+STORE_BYTES = 128 << 20  # of shared memory, for shards and results; a container has often little of it
 
 # Read by Ray when it is imported, and by the processes that it starts; what the user has set stands
 RAY_ENVIRONMENT = {
@@ -39,6 +42,10 @@ RAY_ENVIRONMENT = {
 
 class EngineError(Exception):
     """The run cannot go on; the message is a sentence for the user."""
+
+
+class _WorkerDiedError(Exception):
+    """A shard killed its process as often as it was tried."""
 
 
 def in_process(make: Make[S, R], shards: Iterable[S]) -> Generator[R, None, None]:
@@ -63,17 +70,18 @@ def on_ray(
     actors: int | None,
     threads: int,
     environment: Mapping[str, str],
+    memory_bytes: int = 0,
     address: str | None = None,
 ) -> Generator[R, None, None]:
     """Each shard's result as soon as it is there, in no order, from workers in `actors` processes of `threads` CPUs.
 
-    None: as many as there are CPUs for. `environment` is set before Python starts in these processes. Without an
-    `address` Ray is started on this machine for this process alone: it listens on the loopback only, and ends with the
-    iterator, or with this process, however that ends. An `address`, host:port or auto, joins the cluster that runs
-    there; this machine must be one of its nodes. A shard whose process dies is done again.
+    None: as many as each machine has CPUs for, and `memory_bytes` each. `environment` is set before Python starts in
+    these processes. Without an `address` Ray is started on this machine for this process alone: it listens on the
+    loopback only, and ends with the iterator, or with this process, however that ends. An `address`, host:port or auto,
+    joins the cluster that runs there; this machine must be one of its nodes. A shard whose process dies is done again.
 
     Raises EngineError with what a worker, or building it, raised; where a shard's process died three times; where Ray
-    is not installed or not reached, or no machine has `threads` CPUs.
+    is not installed or not reached, or no machine has `threads` CPUs and the memory.
     """
     if not shards:
         return
@@ -84,23 +92,35 @@ def on_ray(
             logs = _connect(ray, address, actors and actors * threads, environment)
             if address is None:
                 ours.enter_context(_end_with_us())
+            memory_bytes = 0 if actors else memory_bytes
             most = sum(
-                int(node["Resources"].get("CPU", 0)) // threads for node in ray.nodes() if node["Alive"]
+                _room(node["Resources"], threads, memory_bytes) for node in ray.nodes() if node["Alive"]
             )
             if not most:
-                raise EngineError(
-                    f"No machine of the Ray cluster has {threads} CPUs for one worker's threads."
-                )
-            results = _results(ray, make, shards, min(actors or most, len(shards)), threads)
+                needs = f"{threads} CPUs" + f" and {memory_bytes / 2**30:.1f} GiB" * bool(memory_bytes)
+                raise EngineError(f"No machine of the Ray cluster has {needs} for a worker.")
+            results = _results(ray, make, shards, min(actors or most, len(shards)), threads, memory_bytes)
             yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
         raise
+    except _WorkerDiedError as error:
+        why = f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
+        raise EngineError(f"{why} Ray's logs are in {logs}.") from error
     except ray.exceptions.RayError as error:
-        raise EngineError(f"{_of_ray(ray, error)} Ray's logs are in {logs}.") from error
+        what = "Ray failed"
+        if getattr(error, "actor_init_failed", False):
+            what = "A worker's process does not start (is the service installed on every node?)"
+        raise EngineError(f"{what}: {_sentence(error)} Ray's logs are in {logs}.") from error
     except Exception as error:
         raise EngineError(_sentence(error)) from error
     finally:
         ray.shutdown()
+
+
+def _room(resources: Mapping[str, float], threads: int, memory_bytes: int) -> int:
+    """How many workers a machine has room for."""
+    by_cpus = int(resources.get("CPU", 0)) // threads
+    return min(by_cpus, int(resources.get("memory", 0)) // memory_bytes) if memory_bytes else by_cpus
 
 
 def _import_ray() -> Any:
@@ -131,6 +151,17 @@ def _hushed() -> Iterator[None]:
         os.close(nothing)
 
 
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and prints a stack where it comes: what it was to do before, it does again."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
 def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mapping[str, str]) -> str:
     """Join a cluster, or start one of our own; returns where its logs are."""
     # The level is for this process: the workers' own logs are wanted where one dies
@@ -143,18 +174,14 @@ def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mappi
     if address is None:
         # else Ray writes one into the home directory
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
-        options |= {
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-        }
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     elif address != "auto":
         _knock(address)
     # False, as on macOS and Windows: all of Ray's servers listen on the loopback, not on every interface. No argument
     # says so: for a given 127.0.0.1 Ray takes the network's address
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address is not None
     try:
-        with _hushed():
+        with _hushed(), _own_signals():
             context = ray.init(address=address or "local", **options)
     except Exception as error:
         what = "Ray does not start" if address is None else "The cluster cannot be joined"
@@ -181,12 +208,16 @@ def _end_with_us() -> Iterator[None]:
     first try for a minute to tell a server that is gone."""
     import psutil  # there with Ray
 
-    agents = [
-        one.pid for one in psutil.Process().children(recursive=True) if "agent" in str(one.cmdline()).lower()
-    ]
+    agents = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # one that has ended meanwhile
+            if one.cmdline()[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"]):
+                agents.append(one.pid)
     command = ["sh", "-c", 'read _; kill -9 "$@"', "sh", *map(str, agents)]
     # the pipe closes when this process ends, however it does; Ctrl-C is not for the shell
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as watch:
         try:
             yield
         finally:
@@ -194,7 +225,7 @@ def _end_with_us() -> Iterator[None]:
 
 
 def _results(
-    ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int
+    ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int, memory_bytes: int
 ) -> Generator[R, None, None]:
     """What the pool of workers made of the shards, as it comes; raises the first error of a worker."""
     data, pickle = ray.data, ray.cloudpickle
@@ -204,17 +235,19 @@ def _results(
         context = data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         context.execution_no_progress_timeout_s = -1  # it is 30 minutes, and a shard may take longer
-        rows = [{"shard": pickle.dumps(shard)} for shard in shards]
+        rows = [{"number": number, "shard": pickle.dumps(shard)} for number, shard in enumerate(shards)]
+        # Ray tries again for ever. Its own limit counts also what never reached a process: where a machine is lost,
+        # three calls to it fail within a second
+        tries = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Tries).remote()
         answers = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             _Actor,
-            fn_constructor_args=(pickle.dumps(make),),
+            fn_constructor_args=(pickle.dumps(make), tries),
             batch_size=1,
             batch_format="pyarrow",
             # a shard behind another in the same process would die with it, and wait while others are idle
             compute=data.ActorPoolStrategy(size=pool, max_tasks_in_flight_per_actor=1),
             num_cpus=threads,
-            # without it for ever; deprecated, and gone from Ray 2.64 on, without another way to say it
-            max_task_retries=TRIES - 1,
+            memory=memory_bytes or None,
         )
     for batch in answers.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
         result, error = pickle.loads(batch["outcome"][0].as_py())
@@ -223,19 +256,34 @@ def _results(
         yield result
 
 
+class _Tries:
+    """How often each shard was begun: kept in a process that no shard can kill."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[int] = Counter()
+
+    def begin(self, number: int) -> int:
+        self._begun[number] += 1
+        return self._begun[number]
+
+
 class _Actor:
     """A process of the pool. It builds its worker at its first shard: so a death in building counts as a try of the
     shard, where Ray would restart the process for ever; and an error in building comes back like any other."""
 
-    def __init__(self, make: bytes) -> None:
+    def __init__(self, make: bytes, tries: Any) -> None:
         self._make = make
+        self._tries = tries
         self._worker: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: Any) -> dict[str, list[bytes]]:
-        from ray import cloudpickle as pickle
+        import ray
 
+        pickle = ray.cloudpickle
         outcome: tuple[Any, Exception | None]
         try:
+            if ray.get(self._tries.begin.remote(batch["number"][0].as_py())) > TRIES:
+                raise _WorkerDiedError
             if self._worker is None:
                 self._worker = pickle.loads(self._make)()
             outcome = self._worker(pickle.loads(batch["shard"][0].as_py())), None
@@ -256,14 +304,6 @@ def _portable(error: Exception) -> Exception:
         error = RuntimeError(_sentence(error))
     error.add_note(note)
     return error
-
-
-def _of_ray(ray: Any, error: Exception) -> str:
-    """One sentence on an error of Ray's own."""
-    died = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError)
-    if isinstance(error, died):
-        return f"The process of a shard's worker died {TRIES} times; want of memory is the usual cause."
-    return f"Ray failed: {_sentence(error)}"
 
 
 def _sentence(error: Exception) -> str:

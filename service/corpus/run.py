@@ -23,10 +23,12 @@ from service.corpus.tasks import Part, Task, Whole
 from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done, without_state
 from service.errors import InvalidRequestError
 from service.formats import json
-from service.model import provenance
+from service.model import loaded_bytes, provenance
 from service.settings import Settings, process_environment
 from service.weights import locate
 
+WORKER_MEMORY = 1.25  # of the weights, while they are loaded
+WORKER_EXTRA_BYTES = 512 << 20  # of Python, torch, and the answers of a shard
 ERRORS_SECONDS = 5.0  # from one writing of errors.jsonl to the next: each writes all of it
 QUIET_SECONDS = 10.0  # from one line of progress to the next, where nobody watches
 
@@ -88,6 +90,7 @@ def run(
     sources, shards = plan(find(inputs), shard_rows=shard_rows)
     if not shards:
         raise InputError("The inputs hold no rows.")
+    files = locate(settings.model, settings.cache)
     asked = {
         "command": task.name,
         "options": {name: said for name, said in task.options.items() if name not in task.late},
@@ -108,9 +111,10 @@ def run(
         job = Job(task.name, task.options, of_workers, Path.cwd(), items, batch_tokens, fail_fast)
         now: list[Done] = []
         rows = sum(shard.rows for shard in shards)
+        memory_bytes = int(WORKER_MEMORY * loaded_bytes(files, settings.dtype)) + WORKER_EXTRA_BYTES
         with (
             _Progress(out, rows, before, fail_fast=fail_fast) as progress,
-            contextlib.closing(_engine(where, job, left)) as engine,
+            contextlib.closing(_engine(where, job, left, memory_bytes)) as engine,
         ):
             for done in engine:
                 now.append(done)
@@ -133,7 +137,9 @@ def run(
         )
 
 
-def _engine(where: Where, job: Job, shards: Sequence[Shard]) -> Generator[Done, None, None]:
+def _engine(
+    where: Where, job: Job, shards: Sequence[Shard], memory_bytes: int
+) -> Generator[Done, None, None]:
     make = functools.partial(Worker, job)
     if where.engine == "local":
         return engines.in_process(make, shards)
@@ -143,6 +149,7 @@ def _engine(where: Where, job: Job, shards: Sequence[Shard]) -> Generator[Done, 
         actors=where.actors,
         threads=where.threads,
         environment=process_environment(job.settings),
+        memory_bytes=memory_bytes,
         address=where.address,
     )
 
@@ -223,6 +230,10 @@ class _Progress:
 
     def tell(self, done: Done) -> None:
         """A shard is done."""
+        if (
+            self._bar.n == self._bar.initial
+        ):  # the first: what came before it was no work, and tells nothing of the rate
+            self._bar.start_t = self._bar.last_print_t = time.time() - done.seconds
         self._bar.update(done.rows)
         self._take(done)
         if time.monotonic() - self._written > ERRORS_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -13,12 +14,19 @@ from pathlib import Path
 import pytest
 
 from service.weights import ModelFiles
-from tests.serving import Server
+from tests.serving import MODEL, Server
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [README, *(one.read_text(encoding="utf-8") for one in sorted((ROOT / "docs").glob("*.md")))]
-EXAMPLES = re.findall(r"^```console\n\$ (.*?)\n```$", "\n".join(DOCUMENTS), re.DOTALL | re.MULTILINE)
+IN_A_FOLDER = (
+    ROOT / "docs" / "corpora.md"
+)  # whose commands are run one after the other, in a folder of their own
+DOCUMENTS = [
+    README,
+    *(one.read_text(encoding="utf-8") for one in sorted((ROOT / "docs").glob("*.md")) if one != IN_A_FOLDER),
+]
+CONSOLE = re.compile(r"^```console\n\$ (.*?)\n```$", re.DOTALL | re.MULTILINE)
+EXAMPLES = CONSOLE.findall("\n".join(DOCUMENTS))
 
 
 def split(example: str) -> tuple[str, str]:
@@ -47,6 +55,24 @@ def test_a_command_gives_the_output_shown(server: Server, example: str) -> None:
     command = command.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{server.port}")
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.stdout.strip() == output, done.stderr
+
+
+@pytest.mark.usefixtures("files")
+def test_the_commands_about_files_do_what_they_say_one_after_the_other(tmp_path: Path) -> None:
+    examples = CONSOLE.findall(IN_A_FOLDER.read_text(encoding="utf-8"))
+    assert len(examples) >= 3
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for example in examples:
+        command, output = split(example) if "<<" not in example else (example, "")
+        done = subprocess.run(
+            ["bash", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "ATTENTION_MODEL": MODEL},
+        )
+        assert done.stdout.strip() == output, done.stderr
 
 
 def test_the_python_examples_run_one_after_the_other_and_print_what_they_say(files: ModelFiles) -> None:

@@ -15,16 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from service.corpus.engines import EngineError, in_process, on_ray
+from service.corpus.engines import EngineError, _Actor, in_process, on_ray
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Iterator[Any]]
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(90)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -266,6 +267,26 @@ def test_an_error_that_cannot_be_pickled_still_has_its_sentence(run: Run) -> Non
         [*run(["fail oddly"])]
 
 
+def test_a_worker_that_cannot_start_is_no_worker_that_died(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = ModuleType("elsewhere")
+    elsewhere._Actor = _Actor
+    monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
+    monkeypatch.setattr(_Actor, "__module__", "elsewhere")
+    with pytest.raises(EngineError, match=r"installed on every node\?\): .*No module named 'elsewhere'"):
+        [*run(["2"])]
+
+
+def test_the_workers_of_a_killed_driver_end_and_the_cluster_runs_on(
+    run: Run, cluster: str, tmp_path: Path
+) -> None:
+    driver = start(tmp_path, "2", "wait", cluster=cluster)
+    wait_until(lambda: bool(noted(tmp_path, "wait")), 30)
+    driver.kill()
+    driver.communicate(timeout=15)
+    wait_until(lambda: not any(map(alive, noted(tmp_path, "built"))), 15)
+    assert len([*run(["3"])]) == 1
+
+
 # --- where there is none
 
 
@@ -291,9 +312,11 @@ def test_no_shards_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a Ray of our own
 
 
-def start(folder: Path, *shards: str) -> subprocess.Popen[str]:
-    """This file as a driver, which prints the shards that are done."""
+def start(folder: Path, *shards: str, cluster: str = "") -> subprocess.Popen[str]:
+    """This file as a driver, which prints the shards that are done; on a Ray of its own where there is no cluster."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HOME": "/nonexistent"}
+    if cluster:
+        environment["CLUSTER"] = cluster
     command = [sys.executable, "-W", "default", __file__, str(folder), *shards]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, **pipes)
@@ -314,20 +337,26 @@ def test_a_ray_of_our_own_listens_on_the_loopback_only_says_nothing_and_ends(tmp
     wait_until(lambda: not any(map(alive, started)), 15)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_it_where_the_driver_is_interrupted_or_killed(tmp_path: Path, number: int) -> None:
-    driver = start(tmp_path, "2", "wait")
-    wait_until(lambda: bool(noted(tmp_path, "wait")), 30)
-    started = children(driver.pid)
-    assert {*noted(tmp_path, "built")} < started
-    driver.send_signal(number)
-    _, err = driver.communicate(timeout=15)
-    wait_until(lambda: not any(map(alive, started)), 15)
-    assert err.rstrip().endswith("KeyboardInterrupt" if number == signal.SIGINT else "")
-    assert driver.returncode == -number
+def test_nothing_is_left_of_it_however_the_driver_ends(tmp_path: Path) -> None:
+    drivers = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        folder = tmp_path / number.name
+        folder.mkdir()
+        drivers[number] = start(folder, "wait"), folder
+    for number, (driver, folder) in drivers.items():
+        wait_until(lambda folder=folder: bool(noted(folder, "wait")), 50)
+        started = children(driver.pid)
+        assert {*noted(folder, "built")} < started
+        driver.send_signal(number)
+        _, err = driver.communicate(timeout=15)
+        wait_until(lambda started=started: not any(map(alive, started)), 15)
+        assert err.rstrip().rpartition("\n")[2] == ("KeyboardInterrupt" if number == signal.SIGINT else "")
+        assert driver.returncode == -number
 
 
 if __name__ == "__main__":
     make = functools.partial(Worker, Path(sys.argv[1]))
-    for done, _ in on_ray(make, sys.argv[2:], actors=2, threads=1, environment={"OMP_NUM_THREADS": "1"}):
+    where = os.environ.get("CLUSTER")
+    variables = {"OMP_NUM_THREADS": "1"}
+    for done, _ in on_ray(make, sys.argv[2:], actors=2, threads=1, environment=variables, address=where):
         print(done, flush=True)
