@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from service.corpus.engines import EngineError
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         asked = command.add_argument_group("what is asked", "as in the API")
         for name, kind in task.flags.items():
             field = task.asked.model_fields[name]
-            asked.add_argument(_flag(name), metavar=_written(kind, field), help=_help(field.description))
+            asked.add_argument(_flag(name), metavar=_written(kind, field), help=_help(field))
         how = command.add_argument_group("how it runs")
         how.add_argument(
             "--engine", choices=("ray", "local"), default="ray", help="local: this process alone"
@@ -115,14 +115,18 @@ def _parser() -> argparse.ArgumentParser:
         )
         how.add_argument("--fail-fast", action="store_true", help="end at the first row without an answer")
         how.add_argument(
-            "--shard-rows", type=_positive, metavar="N", default=SHARD_ROWS, help="rows of a file"
+            "--shard-rows",
+            type=_positive,
+            metavar="N",
+            default=SHARD_ROWS,
+            help=f"rows to a file of answers: {SHARD_ROWS}",
         )
         how.add_argument(
             "--batch-tokens",
             type=_positive,
             metavar="N",
             default=BATCH_TOKENS,
-            help="read at once, with padding",
+            help=f"read at once, padding included: {BATCH_TOKENS}",
         )
     return parser
 
@@ -143,9 +147,13 @@ def _written(kind: Kind, field: FieldInfo) -> str:
     return "|".join(words) if words and all(isinstance(word, str) for word in words) else WRITTEN[kind]
 
 
-def _help(description: str | None) -> str | None:
-    """A member's description, in a flag's words."""
-    return description and description.replace("`", "").replace("Null:", "none:").replace("%", "%%")
+def _help(field: FieldInfo) -> str:
+    """A member's description, in a flag's words, and its default."""
+    said = (field.description or "").replace("`", "").replace("Null:", "none:").replace("%", "%%")
+    default = field.default
+    if isinstance(default, BaseModel):
+        default = ",".join(f"{name}:{value}" for name, value in default)
+    return f"{said} Default: {default}.".lstrip() if default else said
 
 
 def _task(options: argparse.Namespace) -> Task:

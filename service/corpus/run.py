@@ -116,6 +116,8 @@ def run(
             _Progress(out, rows, before, fail_fast=fail_fast) as progress,
             contextlib.closing(_engine(where, job, left, memory_bytes)) as engine,
         ):
+            for done in before:
+                progress.take(done)
             for done in engine:
                 now.append(done)
                 progress.tell(done)
@@ -217,11 +219,8 @@ class _Progress:
             unit=" items",
             mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
         )
-        self._before = before
 
     def __enter__(self) -> _Progress:
-        for done in self._before:
-            self._take(done)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -229,17 +228,16 @@ class _Progress:
         self._write_errors()
 
     def tell(self, done: Done) -> None:
-        """A shard is done."""
-        if (
-            self._bar.n == self._bar.initial
-        ):  # the first: what came before it was no work, and tells nothing of the rate
+        """A shard has just been done."""
+        if self._bar.n == self._bar.initial:  # what came before the first was no work, and is not of the rate
             self._bar.start_t = self._bar.last_print_t = time.time() - done.seconds
         self._bar.update(done.rows)
-        self._take(done)
+        self.take(done)
         if time.monotonic() - self._written > ERRORS_SECONDS:
             self._write_errors()
 
-    def _take(self, done: Done) -> None:
+    def take(self, done: Done) -> None:
+        """A shard is done, now or before."""
         answering = {name: said for name, said in done.model.items() if name != "device"}
         if self._model not in (None, answering):
             raise RunError("The machines have different weights or versions, so their answers would differ.")

@@ -494,6 +494,8 @@ def test_an_impossible_split_costs_the_summary_alone(settings: Settings, tmp_pat
     again = ask("coreference", {"split": None}, path, tmp_path / "out", settings)
     assert (again.rows_now, again.why_no_summary) == (0, None)
     assert summary(tmp_path / "out")["scored"] == 9
+    assert ask("coreference", {}, path, tmp_path / "out", settings).why_no_summary is not None
+    assert not (tmp_path / "out" / "summary.json").exists()  # it would be of other options
 
 
 # The same items in other files
@@ -867,7 +869,7 @@ def test_fail_fast_ends_at_the_first_bad_row_and_tells_it(
     for _ in range(2):  # and again, as long as the row is bad
         assert command("corpus", "heads", path, "--out", out, *fast) == 1
         printed = capfd.readouterr().err
-        assert f"{path}:8: wrong_type: Input should be a valid string." in printed
+        assert f"\nattention-service: {path}:8: wrong_type: Input should be a valid string.\n" in printed
         assert "Traceback" not in printed
         assert [one.name for one in parts(out)] == ["part-000000.parquet", "part-000001.parquet"]
         assert [one["line"] for one in errors(out)] == [8]
@@ -981,6 +983,51 @@ def test_what_can_not_be_read_or_written_is_told_in_a_sentence(
     assert not out.exists()
 
 
+def test_flags_say_what_the_members_of_a_request_say(
+    command: Callable[..., int], service: FlaskClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, local = write_lines(tmp_path / "in.jsonl", items(11)), ["--engine", "local"]
+    flags = "--heads L1H2,L0H5 --aggregate mean --query first --normalize candidates --first-token drop"
+    flags += " --split test_fraction:0.3,seed:5 --rank-by balanced --top 2"
+    assert command("corpus", "coreference", path, "--out", tmp_path / "c", *local, *flags.split()) == 0
+    options = {
+        "heads": [(1, 2), (0, 5)],
+        "aggregate": "mean",
+        "query": "first",
+        "normalize": "candidates",
+        "first_token": "drop",
+        "split": {"test_fraction": 0.3, "seed": 5},
+        "rank_by": "balanced",
+        "top": 2,
+    }
+    assert_evaluated(summary(tmp_path / "c"), evaluation(service, path.read_bytes(), options))
+    flags = "--layers 1 --heads 0,4 --labels sink,previous_token --thresholds sink:0.3 --special-tokens parse"
+    assert command("corpus", "heads", path, "--out", tmp_path / "h", *local, *flags.split()) == 0
+    asked = without(summary(tmp_path / "h")["request"], "files")
+    body = {
+        "layers": [1],
+        "heads": [0, 4],
+        "labels": ["sink", "previous_token"],
+        "thresholds": {"sink": 0.3},
+        "special_tokens": "parse",
+        "on_error": "skip",
+    }
+    expected = post(service, "/v1/heads", {"texts": [row["text"] for row in items(11)], **body})
+    assert asked == without(expected["request"], "texts")
+    flags = (
+        "--layers 1 --heads 0 --unit word --first-token drop --queries 1,0 --top-k 2 --weighting value_norm"
+    )
+    assert command("corpus", "attention", path, "--out", tmp_path / "a", *local, *flags.split()) == 0
+    body = {"layers": [1], "heads": [0], "unit": "word", "first_token": "drop", "queries": [1, 0], "top_k": 2}
+    texts = [row["text"] for row in items(11)]
+    sent = {"texts": texts, "decimals": 9, "weighting": "value_norm", **body}
+    for row, result in zip(
+        answers(tmp_path / "a"), post(service, "/v1/attention", sent)["results"], strict=True
+    ):
+        assert_same(said(without(row, "file", "line", "id")), said(result))
+    capfd.readouterr()
+
+
 def test_the_report_says_what_was_done_and_where_it_is(
     command: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -1004,7 +1051,10 @@ def test_the_help_names_every_flag(
     assert command_of in capsys.readouterr().out
     with pytest.raises(SystemExit, match="0"):
         command("corpus", command_of, "--help")
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    if command_of == "coreference":
+        assert "Which of the pronoun's tokens looks. Default: last." in printed
+        assert "Default: test_fraction:0.5,seed:0." in printed
     for name in TASKS[command_of].flags:
         assert f"--{name.replace('_', '-')}" in printed
     assert "`" not in printed
