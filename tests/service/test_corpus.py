@@ -307,7 +307,10 @@ def test_no_text_that_can_be_read_makes_no_summary(settings: Settings, tmp_path:
     result = ask(
         "heads", {}, texts_in(tmp_path / "in.jsonl", [" ", "cat " * LONGEST]), tmp_path / "o", settings
     )
-    assert result.faults == 2
+    assert [(one["code"], one["pointer"]) for one in errors(tmp_path / "o")] == [
+        ("empty_text", "/text"),
+        ("text_too_long", "/text"),
+    ]
     assert result.why_no_summary == "no text could be read"
     assert not (tmp_path / "o" / "summary.json").exists()
 
@@ -441,13 +444,18 @@ def test_a_file_in_which_no_item_has_a_gold_answer_is_no_hindrance(
     settings: Settings, tmp_path: Path
 ) -> None:
     paths = [
-        write_lines(tmp_path / "a.jsonl", [without(one, "gold") for one in items(3)]),
-        write_lines(tmp_path / "b.jsonl", items(11)),
+        write_lines(tmp_path / "z.jsonl", [*(without(one, "gold") for one in items(3)), "{"]),
+        write_lines(tmp_path / "a.jsonl", ["{", *items(11)]),
     ]
     ask("coreference", {}, paths, tmp_path / "out", settings)
     found = summary(tmp_path / "out")
-    assert (found["n"], found["scored"]) == (14, 11)
-    assert [(one["file"], one["line"]) for one in found["skipped"]] == [(str(paths[0]), n) for n in (1, 2, 3)]
+    assert (found["n"], found["scored"]) == (16, 11)
+    places = [(str(paths[0]), line) for line in (1, 2, 3, 4)]
+    assert [(one["file"], one["line"]) for one in found["skipped"]] == [*places, (str(paths[1]), 1)]
+    assert [(one["file"], one["line"]) for one in errors(tmp_path / "out")] == [
+        places[-1],
+        (str(paths[1]), 1),
+    ]
 
 
 def test_shards_and_batches_of_any_size_make_the_same_answers(
@@ -466,6 +474,28 @@ def test_shards_and_batches_of_any_size_make_the_same_answers(
         assert_same(answers(out), answers(tmp_path / "some"))
         assert_same(summary(out), summary(tmp_path / "some"), within=1e-9)
         assert errors(out) == errors(tmp_path / "some")
+
+
+def test_a_batch_holds_texts_of_like_length_and_no_more_tokens_than_it_may(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
+) -> None:
+    real = TASKS["heads"].answers
+    batches: list[list[int]] = []
+
+    def watched(self: Any, asked: Sequence[Any], *rest: Any) -> Any:
+        batches.append([len(loaded.tokenizer.tokenize(one.text)) for one in asked])
+        return real(self, asked, *rest)
+
+    monkeypatch.setattr(TASKS["heads"], "answers", watched)
+    path = texts_in(tmp_path / "in.jsonl", sentences(40))
+    ask("heads", {}, path, tmp_path / "out", settings, shard_rows=40, batch_tokens=97)
+    of_rows = batches[1:]  # the first is the example that is asked before any row
+    assert sum(map(len, of_rows)) == 40
+    assert all(len(batch) * max(batch) <= 97 for batch in of_rows)
+    lengths = [length for batch in of_rows for length in batch]
+    assert lengths == sorted(lengths, reverse=True)
+    # the next one's longest would have had no room in it
+    assert all((len(batch) + 1) * max(batch) > 97 for batch in of_rows[:-1])
 
 
 def test_of_long_texts_few_answers_are_in_memory_at_once(
