@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from service.corpus.engines import EngineError
 from service.corpus.inputs import InputError
 from service.corpus.run import Result, RunError, Where, run
 from service.corpus.tasks import TASKS, Task
-from service.errors import InvalidRequestError
+from service.errors import FieldError, InvalidRequestError
 from service.parameters import Kind, value_of
 from service.settings import Settings, granted_cpus, process_environment
 from service.validation import field_error
@@ -62,8 +62,15 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
         return _complain(error.exit_code, str(error))
     except (InputError, _FlagError) as error:
         return _complain(2, str(error))
-    except (RunError, EngineError) as error:
+    except EngineError as error:
+        match error.__cause__:
+            case InvalidRequestError(errors=(fault, *_)):  # a layer, say, that the model does not have
+                return _complain(1, _of_flag(fault))
         return _complain(1, str(error))
+    except RunError as error:
+        return _complain(1, str(error))
+    except OSError as error:  # the disk is full, or somebody else's
+        return _complain(1, f"{error.filename or options.out}: {error.strerror or error}")
     except KeyboardInterrupt:
         return _complain(130, "interrupted; the same command goes on from here")
     print(_report(result, options.out))
@@ -92,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         asked = command.add_argument_group("what is asked", "as in the API")
         for name, kind in task.flags.items():
             field = task.asked.model_fields[name]
-            asked.add_argument(_flag(name), metavar=_written(kind, field), help=_help(field.description))
+            asked.add_argument(_flag(name), metavar=_written(kind, field), help=_help(field))
         how = command.add_argument_group("how it runs")
         how.add_argument(
             "--engine", choices=("ray", "local"), default="ray", help="local: this process alone"
@@ -108,23 +115,26 @@ def _parser() -> argparse.ArgumentParser:
         )
         how.add_argument("--fail-fast", action="store_true", help="end at the first row without an answer")
         how.add_argument(
-            "--shard-rows", type=_positive, metavar="N", default=SHARD_ROWS, help="rows of a file"
+            "--shard-rows",
+            type=_positive,
+            metavar="N",
+            default=SHARD_ROWS,
+            help=f"rows to a file of answers: {SHARD_ROWS}",
         )
         how.add_argument(
             "--batch-tokens",
             type=_positive,
             metavar="N",
             default=BATCH_TOKENS,
-            help="read at once, with padding",
+            help=f"read at once, padding included: {BATCH_TOKENS}",
         )
     return parser
 
 
 def _positive(given: str) -> int:
-    value = int(given)
-    if value < 1:
-        raise ValueError
-    return value
+    if not given.isdecimal() or int(given) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is expected, not {given!r}")
+    return int(given)
 
 
 def _flag(name: str) -> str:
@@ -137,9 +147,13 @@ def _written(kind: Kind, field: FieldInfo) -> str:
     return "|".join(words) if words and all(isinstance(word, str) for word in words) else WRITTEN[kind]
 
 
-def _help(description: str | None) -> str | None:
-    """A member's description, in a flag's words."""
-    return description and description.replace("`", "").replace("Null:", "none:").replace("%", "%%")
+def _help(field: FieldInfo) -> str:
+    """A member's description, in a flag's words, and its default."""
+    said = (field.description or "").replace("`", "").replace("Null:", "none:").replace("%", "%%")
+    default = field.default
+    if isinstance(default, BaseModel):
+        default = ",".join(f"{name}:{value}" for name, value in default)
+    return f"{said} Default: {default}.".lstrip() if default else said
 
 
 def _task(options: argparse.Namespace) -> Task:
@@ -154,7 +168,17 @@ def _task(options: argparse.Namespace) -> Task:
         found = field_error(fault, asked)
     except InvalidRequestError as error:
         found = error.errors[0]
-    raise _FlagError(f"{_flag(found.pointer.split('/')[1])}: {found.detail}")
+    raise _FlagError(_of_flag(found))
+
+
+def _of_flag(fault: FieldError) -> str:
+    """What is wrong with an option of a request, as said of a flag."""
+    return f"{_flag(fault.pointer.split('/')[1])}: {_in_words_of_flags(fault.detail)}"
+
+
+def _in_words_of_flags(detail: str) -> str:
+    """A sentence of the API's, where it tells how something is sent."""
+    return detail.replace("in a URL", "here").replace("Send null.", "--split none does without.")
 
 
 def _restart_with(environment: Mapping[str, str]) -> None:
@@ -176,7 +200,7 @@ def _report(result: Result, out: Path) -> str:
     if result.why_no_summary is None:
         lines.append(f"{out / 'summary.json'} sums them up")
     else:
-        lines.append(f"no summary: {result.why_no_summary}")
+        lines.append(f"no summary: {_in_words_of_flags(result.why_no_summary)}")
     return "\n".join(lines)
 
 

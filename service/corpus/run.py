@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from tqdm import tqdm
 from service.corpus import engines
 from service.corpus.inputs import InputError, Shard, find, plan
 from service.corpus.tasks import Part, Task, Whole
-from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done
+from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done, without_state
 from service.errors import InvalidRequestError
 from service.formats import json
 from service.model import loaded_bytes, provenance
@@ -83,9 +83,10 @@ def run(
         run.json        what was asked, of which model and files
 
     Every file is whole once it is there. Raises InputError, WeightsError, RunError, EngineError, which also says what a
-    worker raised, and with `fail_fast` BadRowError.
+    worker raised, OSError where the folder cannot be written, and with `fail_fast` BadRowError.
     """
     began = time.monotonic()
+    files = locate(settings.model, settings.cache)
     sources, shards = plan(find(inputs), shard_rows=shard_rows)
     if not shards:
         raise InputError("The inputs hold no rows.")
@@ -115,6 +116,8 @@ def run(
             _Progress(out, rows, before, fail_fast=fail_fast) as progress,
             contextlib.closing(_engine(where, job, left, memory_bytes)) as engine,
         ):
+            for done in before:
+                progress.take(done)
             for done in engine:
                 now.append(done)
                 progress.tell(done)
@@ -165,15 +168,15 @@ def _alone_in(out: Path) -> Iterator[None]:
 
 
 def _begin_or_resume(out: Path, asked: Mapping[str, object]) -> None:
-    """Write down what is asked, or see that it is what was asked when the folder's run began."""
+    """Write down what is asked, or see that the answers that are there are to the same."""
     path = out / "run.json"
+    if all(one.name.startswith(TEMPORARY) for one in (out / "items").iterdir()):
+        write(path, json.dumps(asked, indent=True))
+        return
     try:
         before = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        if any((out / "items").iterdir()):
-            raise RunError(f"{out / 'items'} holds files, and no run.json says of what.") from None
-        write(path, json.dumps(asked, indent=True))
-        return
+        raise RunError(f"{out / 'items'} holds files, and no run.json says of what.") from None
     except ValueError:
         raise RunError(f"{path} is not what a run writes.") from None
     now = orjson.loads(orjson.dumps(asked))
@@ -187,7 +190,15 @@ def _done_before(out: Path, shards: Sequence[Shard]) -> list[Done]:
     for left in (out / "items").glob(f"{TEMPORARY}*"):
         left.unlink(missing_ok=True)
     paths = (part_path(out / "items", shard.index) for shard in shards)
-    return [replace(read_done(path), state={}) for path in paths if path.is_file()]
+    return [_finished(path) for path in paths if path.is_file()]
+
+
+def _finished(path: Path) -> Done:
+    try:
+        return without_state(read_done(path))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        detail = f"{path} is damaged, or not what a run writes"
+        raise RunError(f"{detail}; once it is removed the same command goes on.") from error
 
 
 class _Progress:
@@ -208,11 +219,8 @@ class _Progress:
             unit=" items",
             mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
         )
-        self._before = before
 
     def __enter__(self) -> _Progress:
-        for done in self._before:
-            self._take(done)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,17 +228,16 @@ class _Progress:
         self._write_errors()
 
     def tell(self, done: Done) -> None:
-        """A shard is done."""
-        if (
-            self._bar.n == self._bar.initial
-        ):  # the first: what came before it was no work, and tells nothing of the rate
+        """A shard has just been done."""
+        if self._bar.n == self._bar.initial:  # what came before the first was no work, and is not of the rate
             self._bar.start_t = self._bar.last_print_t = time.time() - done.seconds
         self._bar.update(done.rows)
-        self._take(done)
+        self.take(done)
         if time.monotonic() - self._written > ERRORS_SECONDS:
             self._write_errors()
 
-    def _take(self, done: Done) -> None:
+    def take(self, done: Done) -> None:
+        """A shard is done, now or before."""
         answering = {name: said for name, said in done.model.items() if name != "device"}
         if self._model not in (None, answering):
             raise RunError("The machines have different weights or versions, so their answers would differ.")

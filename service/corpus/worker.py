@@ -6,9 +6,10 @@ import logging
 import os
 import resource
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -59,7 +60,8 @@ class Done:
     """What a worker says of a shard, and its file of itself.
 
     `faults` are rows without an answer: `file`, `line`, `code`, `detail`, and `id` and `pointer` if there are any.
-    `state` is for the summary. `tokens` are those of the items answered, `seconds` the time that all of it took.
+    `state` is for the summary, and stands in the file alone. `tokens` are those of the items read, `seconds` the time
+    that all of it took.
     """
 
     shard: int
@@ -80,6 +82,11 @@ def part_path(items: Path, shard: int) -> Path:
 def read_done(path: Path) -> Done:
     """What a file of answers says of itself."""
     return Done(**orjson.loads(pq.read_metadata(path).metadata[FOOTER]))
+
+
+def without_state(done: Done) -> Done:
+    """The same without what only the summary needs: of many shards that would be much to keep."""
+    return replace(done, state={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,8 @@ class Worker:
         unbounded = ("max_tokens_per_request", "max_tokens_per_evaluation", "deadline_seconds")
         limits = job.settings.model_copy(update=dict.fromkeys(unbounded, UNBOUNDED))
         self._engine = Engine(lambda: model, limits).start()
+        for close in (self._engine.close, self._reader.close):
+            weakref.finalize(self, close)  # nobody tells a worker which shard is its last
         while self._engine.state == "loading":
             time.sleep(0.001)
         with self._admitted() as session:
@@ -121,7 +130,7 @@ class Worker:
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(part_path(self._job.items, shard.index))
-        return done
+        return without_state(done)
 
     def _answer(self, shard: Shard, session: Session, file: BinaryIO) -> Done:
         started = time.perf_counter()

@@ -109,8 +109,8 @@ def write_gguf(
     writer.close()
 
 
-def write_folder(path: Path, *, shard: str | int = "1GB") -> None:
-    """Write a model in the hub's own form, with transformers' own functions."""
+def write_folder(path: Path, *, shard: str | int = "1GB", spread: float = 0.02) -> None:
+    """Write a model in the hub's own form, with transformers' own functions. `spread` is the weights' deviation."""
     torch.manual_seed(11)
     config = Qwen2Config(
         vocab_size=len(NORMAL) + 1,
@@ -121,6 +121,7 @@ def write_folder(path: Path, *, shard: str | int = "1GB") -> None:
         num_key_value_heads=3,
         max_position_embeddings=131,
         tie_word_embeddings=True,
+        initializer_range=spread,
     )
     Qwen2ForCausalLM(config).save_pretrained(path, max_shard_size=shard)
     vocab = {piece: i for i, piece in enumerate([*NORMAL, "<|endoftext|>"])}
