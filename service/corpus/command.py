@@ -196,7 +196,7 @@ def _report(result: Result, out: Path) -> str:
     answers = result.rows - result.faults
     lines = [f"{answers:,} of {result.rows:,} rows have an answer in {out / 'items'}"]
     if result.faults:
-        lines.append(f"{result.faults:,} have none: {out / 'errors.jsonl'} says why")
+        lines.append(f"{result.faults:,} without: {out / 'errors.jsonl'} says why")
     if result.why_no_summary is None:
         lines.append(f"{out / 'summary.json'} sums them up")
     else:

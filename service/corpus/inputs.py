@@ -131,6 +131,10 @@ def find(inputs: Sequence[str]) -> list[Path]:
         if not matches:
             raise InputError(f"No file matches {given}.")
         for path in matches:
+            try:
+                str(path).encode()
+            except UnicodeEncodeError:
+                raise InputError(f"The name {str(path)!a} is not UTF-8.") from None
             found.setdefault(path.resolve(), path)
     return list(found.values())
 

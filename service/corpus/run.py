@@ -181,8 +181,8 @@ def _begin_or_resume(out: Path, asked: Mapping[str, object]) -> None:
         raise RunError(f"{path} is not what a run writes.") from None
     now = orjson.loads(orjson.dumps(asked))
     if others := [name for name in now if before.get(name) != now[name]]:
-        detail = f"{out} holds a run of other {' and '.join(others)} (see {path})"
-        raise RunError(f"{detail}; name another folder for this one.")
+        detail = f"{out} holds a run of other {' and '.join(others)}"
+        raise RunError(f"{detail}: {path} says which. Name another folder for this one.")
 
 
 def _done_before(out: Path, shards: Sequence[Shard]) -> list[Done]:

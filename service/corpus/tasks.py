@@ -114,8 +114,9 @@ class Task(ABC):
     no_summary: ClassVar[str]  # why there may be none
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Raises pydantic's ValidationError for options that suit no model."""
-        self.options = dict(options)
+        """Raises pydantic's ValidationError for options that suit no model. A default that is said counts as unsaid."""
+        defaults = {name: self.asked.model_fields[name].default for name in self.flags}
+        self.options = {name: one for name, one in options.items() if one != defaults[name]}
         self.request([self.item(self.example)])
 
     def item(self, values: Mapping[str, Any]) -> Any:

@@ -203,7 +203,12 @@ class Worker:
                 case InvalidRequestError():
                     return [error.errors[0]]
                 case TooLargeError():
-                    return [FieldError("", "too_large", error.detail)]
+                    detail = (
+                        f"The answer would hold {error.actual} numbers; at most {error.limit} are written."
+                    )
+                    return [
+                        FieldError("", "too_large", f"{detail} Ask for fewer layers or heads, or for top_k.")
+                    ]
                 case _:
                     log.exception(
                         "an item has no answer", extra={"file": shard.source.path, "line": batch[0].line}

@@ -763,7 +763,7 @@ def test_a_folder_takes_no_other_run_and_says_what_differs(
             more.write(json.dumps({"text": "a cat"}) + "\n")
     other = settings.model_copy(update={"dtype": "bfloat16"}) if change == "model" else settings
     refuse_work(monkeypatch)
-    with pytest.raises(RunError, match=rf"other {change} \(see .*run\.json\)"):
+    with pytest.raises(RunError, match=rf"other {change}: .*run\.json says which"):
         ask(
             "attention" if change == "command" else "heads",
             {"layers": [1]} if change == "options" else {},
@@ -1065,7 +1065,7 @@ def test_the_report_says_what_was_done_and_where_it_is(
     assert command("corpus", "heads", path, "--out", out, "--engine", "local") == 0
     printed = capfd.readouterr()
     assert f"2 of 3 rows have an answer in {out / 'items'}" in printed.out
-    assert f"1 have none: {out / 'errors.jsonl'} says why" in printed.out
+    assert f"1 without: {out / 'errors.jsonl'} says why" in printed.out
     assert str(out / "summary.json") in printed.out
     assert "a second" in printed.err
     assert command("corpus", "heads", path, "--out", out, "--engine", "local") == 0

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import pickle
 import random
 import tempfile
@@ -679,3 +680,10 @@ def test_a_source_is_the_same_for_the_same_bytes(write: Write) -> None:
     path = write("rows.jsonl", b'{"a": 1}\n')
     digest = hashlib.sha256(b'{"a": 1}\n').hexdigest()
     assert plan([path], shard_rows=3)[0] == [Source(str(path), "jsonl", digest, 1, ())]
+
+
+def test_a_name_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    path.write_text("{}\n")
+    with pytest.raises(InputError, match=r"caf\\udce9\.jsonl' is not UTF-8"):
+        find([str(path)])
