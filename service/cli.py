@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from service.weights import fetch_weights_command
 
             return fetch_weights_command(settings.model, settings.cache)
-        case _:
+        case "reproduce":
             from service.reproduce import reproduce_command
 
             return reproduce_command(settings, options.out)

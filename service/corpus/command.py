@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from service.corpus.engines import EngineError
-from service.corpus.inputs import InputError
+from service.corpus.inputs import SHARD_ROWS, InputError
 from service.corpus.run import Result, RunError, Where, run
 from service.corpus.tasks import TASKS, Task
 from service.errors import FieldError, InvalidRequestError
@@ -22,7 +22,6 @@ from service.settings import Settings, granted_cpus, process_environment
 from service.validation import field_error
 from service.weights import WeightsError
 
-SHARD_ROWS = 256  # about ten seconds' work: what an interruption loses, and how often the bar moves
 BATCH_TOKENS = 512  # from here on larger batches are no faster
 WRITTEN: Mapping[Kind, str] = {  # of a flag
     "text": "WORD",
@@ -37,9 +36,9 @@ WRITTEN: Mapping[Kind, str] = {  # of a flag
 def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: bool = False) -> int:
     """Run `attention-service corpus ARGUMENTS`, and return the exit code.
 
-    0: every row has an answer, or a line in `errors.jsonl`. 1: the run ended before. 2: it could not begin. 130: it was
-    interrupted. With `restart` this process, which is to compute itself, is begun anew where its environment is not
-    the one that torch should find.
+    0: every row has an answer, or a line in `errors.jsonl`. 1: none has an answer, or the run ended before. 2: it could
+    not begin. 130: it was interrupted. With `restart` this process, which is to compute itself, is begun anew where its
+    environment is not the one that torch should find.
     """
     options = _parser().parse_args(arguments)
     if options.engine == "local" and (options.actors or options.address):
@@ -51,11 +50,12 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
         result = run(
             _task(options),
             options.input,
-            options.out,
+            options.out.expanduser(),
             settings,
             Where(options.engine, options.actors, threads, options.address),
-            shard_rows=options.shard_rows,
             batch_tokens=options.batch_tokens,
+            shard_rows=options.shard_rows,
+            limit=options.limit,
             fail_fast=options.fail_fast,
         )
     except WeightsError as error:
@@ -76,7 +76,7 @@ def corpus_command(arguments: Sequence[str], settings: Settings, *, restart: boo
     print(_report(result, options.out))
     if result.rows_now:
         print(_pace(result), file=sys.stderr)
-    return 0
+    return 0 if result.faults < result.rows else 1
 
 
 class _FlagError(Exception):
@@ -91,11 +91,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="task", required=True, metavar="COMMAND")
     for task in TASKS.values():
         question = (task.__doc__ or "").splitlines()[0]
-        command = commands.add_parser(task.name, help=question, description=question)
+        command = commands.add_parser(task.name, help=question, description=question, allow_abbrev=False)
         command.add_argument(
             "input", nargs="+", help=".jsonl, .csv, .tsv or .parquet files, or globs; text may be gzipped"
         )
         command.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the answers go")
+        command.add_argument("--limit", type=_positive, metavar="N", help="only the first N rows")
+        command.add_argument(
+            "--text-column", default="text", metavar="NAME", help="what the files call the text: text"
+        )
         asked = command.add_argument_group("what is asked", "as in the API")
         for name, kind in task.flags.items():
             field = task.asked.model_fields[name]
@@ -118,8 +122,7 @@ def _parser() -> argparse.ArgumentParser:
             "--shard-rows",
             type=_positive,
             metavar="N",
-            default=SHARD_ROWS,
-            help=f"rows to a file of answers: {SHARD_ROWS}",
+            help=f"rows to a file of answers: {SHARD_ROWS}, of small inputs fewer",
         )
         how.add_argument(
             "--batch-tokens",
@@ -132,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(given: str) -> int:
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 on is expected, not {given!r}")
+    if not (given.isascii() and given.isdecimal() and len(given) < 10 and int(given)):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 to 999999999 is expected, not {given!r}")
     return int(given)
 
 
@@ -143,6 +146,8 @@ def _flag(name: str) -> str:
 
 def _written(kind: Kind, field: FieldInfo) -> str:
     """How a flag's value looks: the words that there are to choose from, where these are few."""
+    if field.default is not None and isinstance(field.default, BaseModel):
+        return ",".join(f"{name}:N" for name, _ in field.default) + "|none"
     words = get_args(field.annotation)
     return "|".join(words) if words and all(isinstance(word, str) for word in words) else WRITTEN[kind]
 
@@ -162,7 +167,7 @@ def _task(options: argparse.Namespace) -> Task:
     said = {name: getattr(options, name) for name in kind.flags}
     asked = {name: value_of(one, kind.flags[name]) for name, one in said.items() if one is not None}
     try:
-        return kind(asked)
+        return kind(asked, text_column=options.text_column)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=True)[0]
         found = field_error(fault, asked)
@@ -196,7 +201,9 @@ def _report(result: Result, out: Path) -> str:
     answers = result.rows - result.faults
     lines = [f"{answers:,} of {result.rows:,} rows have an answer in {out / 'items'}"]
     if result.faults:
-        lines.append(f"{result.faults:,} without: {out / 'errors.jsonl'} says why")
+        codes = sorted(result.faults_by_code.items(), key=lambda one: -one[1])
+        which = ", ".join(f"{count:,} {code}" for code, count in codes)
+        lines.append(f"{result.faults:,} without: {which}; see {out / 'errors.jsonl'}")
     if result.why_no_summary is None:
         lines.append(f"{out / 'summary.json'} sums them up")
     else:

@@ -70,18 +70,19 @@ def on_ray(
     actors: int | None,
     threads: int,
     environment: Mapping[str, str],
+    gpus: int = 0,
     memory_bytes: int = 0,
     address: str | None = None,
 ) -> Generator[R, None, None]:
     """Each shard's result as soon as it is there, in no order, from workers in `actors` processes of `threads` CPUs.
 
-    None: as many as each machine has CPUs for, and `memory_bytes` each. `environment` is set before Python starts in
+    None: as many as each machine has CPUs, `gpus` and `memory_bytes` for. `environment` is set before Python starts in
     these processes. Without an `address` Ray is started on this machine for this process alone: it listens on the
     loopback only, and ends with the iterator, or with this process, however that ends. An `address`, host:port or auto,
     joins the cluster that runs there; this machine must be one of its nodes. A shard whose process dies is done again.
 
     Raises EngineError with what a worker, or building it, raised; where a shard's process died three times; where Ray
-    is not installed or not reached, or no machine has `threads` CPUs and the memory.
+    is not installed or not reached, or, where `actors` is None, no machine has room for one.
     """
     if not shards:
         return
@@ -92,14 +93,16 @@ def on_ray(
             logs = _connect(ray, address, actors and actors * threads, environment)
             if address is None:
                 ours.enter_context(_end_with_us())
-            memory_bytes = 0 if actors else memory_bytes
-            most = sum(
-                _room(node["Resources"], threads, memory_bytes) for node in ray.nodes() if node["Alive"]
-            )
-            if not most:
-                needs = f"{threads} CPUs" + f" and {memory_bytes / 2**30:.1f} GiB" * bool(memory_bytes)
-                raise EngineError(f"No machine of the Ray cluster has {needs} for a worker.")
-            results = _results(ray, make, shards, min(actors or most, len(shards)), threads, memory_bytes)
+            needs = {"CPU": threads, "GPU": gpus, "memory": 0 if actors else memory_bytes}
+            most = sum(_room(node["Resources"], needs) for node in ray.nodes() if node["Alive"])
+            if not (most or actors):
+                what = (
+                    f"{threads} CPUs"
+                    + " and a GPU" * gpus
+                    + f" and {memory_bytes / 2**30:.1f} GiB" * bool(memory_bytes)
+                )
+                raise EngineError(f"No machine of the Ray cluster has {what} for a worker.")
+            results = _results(ray, make, shards, min(actors or most, len(shards)), needs)
             yield from ours.enter_context(contextlib.closing(results))
     except EngineError:
         raise
@@ -117,10 +120,9 @@ def on_ray(
         ray.shutdown()
 
 
-def _room(resources: Mapping[str, float], threads: int, memory_bytes: int) -> int:
+def _room(resources: Mapping[str, float], needs: Mapping[str, int]) -> int:
     """How many workers a machine has room for."""
-    by_cpus = int(resources.get("CPU", 0)) // threads
-    return min(by_cpus, int(resources.get("memory", 0)) // memory_bytes) if memory_bytes else by_cpus
+    return min(int(resources.get(name, 0)) // much for name, much in needs.items() if much)
 
 
 def _import_ray() -> Any:
@@ -181,7 +183,8 @@ def _connect(ray: Any, address: str | None, cpus: int | None, environment: Mappi
     # says so: for a given 127.0.0.1 Ray takes the network's address
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = address is not None
     try:
-        with _hushed(), _own_signals():
+        # Ray lets its workers import from the folder that it is started in, before all else
+        with _hushed(), _own_signals(), contextlib.chdir("/"):
             context = ray.init(address=address or "local", **options)
     except Exception as error:
         what = "Ray does not start" if address is None else "The cluster cannot be joined"
@@ -225,7 +228,7 @@ def _end_with_us() -> Iterator[None]:
 
 
 def _results(
-    ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, threads: int, memory_bytes: int
+    ray: Any, make: Make[S, R], shards: Sequence[S], pool: int, needs: Mapping[str, int]
 ) -> Generator[R, None, None]:
     """What the pool of workers made of the shards, as it comes; raises the first error of a worker."""
     data, pickle = ray.data, ray.cloudpickle
@@ -246,8 +249,9 @@ def _results(
             batch_format="pyarrow",
             # a shard behind another in the same process would die with it, and wait while others are idle
             compute=data.ActorPoolStrategy(size=pool, max_tasks_in_flight_per_actor=1),
-            num_cpus=threads,
-            memory=memory_bytes or None,
+            num_cpus=needs["CPU"],
+            num_gpus=needs["GPU"] or None,
+            memory=needs["memory"] or None,
         )
     for batch in answers.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
         result, error = pickle.loads(batch["outcome"][0].as_py())

@@ -46,6 +46,9 @@ Format = Literal["jsonl", "csv", "parquet"]
 
 MAX_LINE_BYTES = 16 * 2**20
 CHUNK_BYTES = 2**18  # read, and inflated, at a time
+SHARD_ROWS = 256  # about ten seconds' work: what an interruption loses, and how often the bar moves
+FEWEST_ROWS = 16
+SHARDS_OF_FEW = 16  # of an input too small for as many shards of full size
 BATCH_ROWS = 1024  # of Parquet, decoded at a time
 BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
@@ -78,13 +81,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file. `sha256` is that of its bytes as they lie there; `columns` has the names of CSV and Parquet."""
+    """A file. `sha256` is that of its bytes as they lie there; `columns` has the names of CSV and Parquet.
+
+    `stamp` is its size and time of change when it was counted.
+    """
 
     path: str
     format: Format
     sha256: str
     rows: int
     columns: tuple[str, ...]
+    stamp: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ def find(inputs: Sequence[str]) -> list[Path]:
     Raises InputError for one that names no file.
     """
     found: dict[Path, Path] = {}
-    for given in inputs:
+    for given in (str(Path(one).expanduser()) for one in inputs):
         if Path(given).is_dir():
             raise InputError(
                 f"{given} is a directory; name its files: {Path(given) / '*.jsonl'}, for example."
@@ -139,24 +146,41 @@ def find(inputs: Sequence[str]) -> list[Path]:
     return list(found.values())
 
 
-def plan(paths: Sequence[Path], *, shard_rows: int) -> tuple[list[Source], list[Shard]]:
+def plan(paths: Sequence[Path], *, shard_rows: int | None = None) -> tuple[list[Source], list[Shard]]:
     """The files, hashed and counted in one pass over each, and their shards of at most `shard_rows` rows.
 
-    Memory does not grow with the files, but by a shard. Raises InputError for a file of which no row can be read.
+    None: `SHARD_ROWS`, of small inputs fewer, so that there is work for several. Memory does not grow with the files,
+    but by a shard. Raises InputError for a file of which no row can be read.
     """
     formats = [_format_of(path) for path in paths]  # all of them before the first is read
-    sources: list[Source] = []
-    shards: list[Shard] = []
-    first = 0
+    step = shard_rows or FEWEST_ROWS
+    counted: list[tuple[Source, list[tuple[int, int]]]] = []
     for path, kind in zip(paths, formats, strict=True):
         with _told(path):
-            source, cuts = (_plan_parquet if kind == "parquet" else _plan_text)(path, kind, shard_rows)
-        sources.append(source)
-        for place, (start, line) in enumerate(cuts):
+            counted.append((_plan_parquet if kind == "parquet" else _plan_text)(path, kind, step))
+            if counted[-1][0].stamp != _stamp(path):
+                raise InputError(f"{path} is being written to.")
+    if shard_rows is None:
+        shard_rows = _shard_rows(sum(source.rows for source, _ in counted))
+    shards: list[Shard] = []
+    first = 0
+    for source, cuts in counted:
+        for place, (start, line) in enumerate(cuts[:: shard_rows // step]):
             rows = min(shard_rows, source.rows - place * shard_rows)
             shards.append(Shard(len(shards), source, start, line, rows, first))
             first += rows
-    return sources, shards
+    return [source for source, _ in counted], shards
+
+
+def _shard_rows(rows: int) -> int:
+    """For so many rows in all: a whole number of times the fewest."""
+    wanted = min(SHARD_ROWS, rows // SHARDS_OF_FEW)
+    return max(1, wanted // FEWEST_ROWS) * FEWEST_ROWS
+
+
+def _stamp(path: Path | str) -> tuple[int, int]:
+    found = Path(path).stat()
+    return found.st_size, found.st_mtime_ns
 
 
 class Reader:
@@ -173,11 +197,14 @@ class Reader:
         """As many rows as the shard has. Raises InputError where the file is gone, or has others than were planned."""
         source = replace(shard.source, path=str(self._folder / shard.source.path))
         with _told(source.path):
+            if _stamp(source.path) != source.stamp:
+                raise InputError(f"{source.path} has changed since it was counted.")
             if self._file is None or self._file.source != source:
                 self.close()
                 self._file = _Parquet(source, self._columns) if source.format == "parquet" else _Text(source)
             rows = list(self._file.rows(shard))
-        if len(rows) != shard.rows or (rows and rows[0].line != shard.line):
+            changed = _stamp(source.path) != source.stamp
+        if changed or len(rows) != shard.rows or (rows and rows[0].line != shard.line):
             raise InputError(f"{source.path} has changed since it was counted.")
         return rows
 
@@ -232,6 +259,7 @@ def _plan_text(path: Path, kind: Format, shard_rows: int) -> tuple[Source, list[
     """The file, and where every shard begins: byte and line."""
     cuts = []
     rows = 0
+    stamp = _stamp(path)
     delimiter = _delimiter(path)
     with _Stream(path) as stream:
         records = _records(stream, 1, delimiter)
@@ -246,7 +274,7 @@ def _plan_text(path: Path, kind: Format, shard_rows: int) -> tuple[Source, list[
             if rows % shard_rows == 0:
                 cuts.append((record.start, record.line))
             rows += 1
-        return Source(str(path), kind, stream.sha256(), rows, columns), cuts
+        return Source(str(path), kind, stream.sha256(), rows, columns, stamp), cuts
 
 
 class _Text:
@@ -539,12 +567,13 @@ class _Inflated(io.RawIOBase):
 
 def _plan_parquet(path: Path, kind: Format, shard_rows: int) -> tuple[Source, list[tuple[int, int]]]:
     """The file, and where every shard begins: row from 0, and from 1."""
+    stamp = _stamp(path)
     with path.open("rb") as raw:
         sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
     with _open_parquet(path) as file:
         rows, columns = file.metadata.num_rows, tuple(file.schema_arrow.names)
     cuts = [(row, row + 1) for row in range(0, rows, shard_rows)]
-    return Source(str(path), kind, sha256, rows, _distinct(path, columns)), cuts
+    return Source(str(path), kind, sha256, rows, _distinct(path, columns), stamp), cuts
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:

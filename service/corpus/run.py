@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import io
 import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,17 +21,23 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from service.corpus import engines
-from service.corpus.inputs import InputError, Shard, find, plan
+from service.corpus.inputs import InputError, Shard, Source, find, plan
 from service.corpus.tasks import Part, Task, Whole
-from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done, without_state
+from service.corpus.worker import TEMPORARY, Done, Job, Worker, part_path, read_done, read_state
 from service.errors import InvalidRequestError
 from service.formats import json
 from service.model import loaded_bytes, provenance
-from service.settings import Settings, process_environment
+from service.settings import Settings, process_environment, variable
 from service.weights import locate
 
 WORKER_MEMORY = 1.25  # of the weights, while they are loaded
 WORKER_EXTRA_BYTES = 512 << 20  # of Python, torch, and the answers of a shard
+LIMITS = (
+    "max_tokens_per_text",
+    "max_response_elements_compact",
+)  # of an item; those of requests do not matter
+OURS = ("errors.jsonl", "summary.json", "run.json")
+SECRETS = (variable("api_keys"), variable("signing_key"))
 ERRORS_SECONDS = 5.0  # from one writing of errors.jsonl to the next: each writes all of it
 QUIET_SECONDS = 10.0  # from one line of progress to the next, where nobody watches
 
@@ -57,6 +66,7 @@ class Result:
 
     rows: int
     faults: int
+    faults_by_code: Mapping[str, int]
     rows_now: int
     tokens_now: int
     seconds: float
@@ -71,11 +81,14 @@ def run(
     settings: Settings,
     where: Where,
     *,
-    shard_rows: int,
     batch_tokens: int,
+    shard_rows: int | None = None,
+    limit: int | None = None,
     fail_fast: bool = False,
 ) -> Result:
-    """Answer every row of the inputs into the folder `out`, and sum up. What is there already is not done again.
+    """Answer the rows of the inputs, the first `limit` or all, into the folder `out`, and sum up.
+
+    What is there already is not done again.
 
         items/          one Parquet file a shard, rows in the order of the input
         errors.jsonl    the rows without an answer, and why
@@ -87,28 +100,45 @@ def run(
     """
     began = time.monotonic()
     files = locate(settings.model, settings.cache)
-    sources, shards = plan(find(inputs), shard_rows=shard_rows)
-    if not shards:
-        raise InputError("The inputs hold no rows.")
-    files = locate(settings.model, settings.cache)
+    sources, shards = _planned(find(inputs), task, out, shard_rows=shard_rows, limit=limit)
     asked = {
         "command": task.name,
         "options": {name: said for name, said in task.options.items() if name not in task.late},
+        "text_column": task.text_column,
         "model": provenance(files, device=settings.device, dtype=settings.dtype),
+        "limits": {name: getattr(settings, name) for name in LIMITS},
         "inputs": [{"file": one.path, "sha256": one.sha256, "rows": one.rows} for one in sources],
+        "rows": limit,
         "shard_rows": shard_rows,
     }
+    # On Ray a GPU is asked for by name: every actor that finds one by itself would take the same
+    on_cpus = where.engine == "ray" and settings.device == "auto"
+    name = hashlib.sha256(orjson.dumps(asked)).hexdigest()
     with _alone_in(out):
         _begin_or_resume(out, asked)
-        before = _done_before(out, shards)
+        before = _done_before(out, shards, name)
         done_before = {done.shard for done in before}
         left = [shard for shard in shards if shard.index not in done_before]
         # Workers need no keys
         of_workers = settings.model_copy(
-            update={"api_keys": (), "signing_key": None, "threads": where.threads}
+            update={
+                "api_keys": (),
+                "signing_key": None,
+                "threads": where.threads,
+                "device": "cpu" if on_cpus else settings.device,
+            }
         )
-        items = out.absolute() / "items"
-        job = Job(task.name, task.options, of_workers, Path.cwd(), items, batch_tokens, fail_fast)
+        job = Job(
+            run=name,
+            task=task.name,
+            options=task.options,
+            text_column=task.text_column,
+            settings=of_workers,
+            inputs=Path.cwd(),
+            items=out.absolute() / "items",
+            batch_tokens=batch_tokens,
+            fail_fast=fail_fast,
+        )
         now: list[Done] = []
         rows = sum(shard.rows for shard in shards)
         memory_bytes = int(WORKER_MEMORY * loaded_bytes(files, settings.dtype)) + WORKER_EXTRA_BYTES
@@ -121,6 +151,7 @@ def run(
             for done in engine:
                 now.append(done)
                 progress.tell(done)
+        _remove_unfinished(out)
         every = sorted((*before, *now), key=lambda done: done.shard)
         whole = Whole(
             model=every[0].model,
@@ -131,12 +162,35 @@ def run(
         return Result(
             rows=rows,
             faults=len(whole.faults),
+            faults_by_code=Counter(fault["code"] for fault in whole.faults),
             rows_now=sum(done.rows for done in now),
             tokens_now=sum(done.tokens for done in now),
             seconds=time.monotonic() - began,
             peak_memory_bytes=max((done.peak_memory_bytes for done in now), default=0),
             why_no_summary=_sum_up(task, out, [done.shard for done in every], whole),
         )
+
+
+def _planned(
+    paths: Sequence[Path], task: Task, out: Path, *, shard_rows: int | None, limit: int | None
+) -> tuple[list[Source], list[Shard]]:
+    """The inputs and their shards. Raises InputError for what the run itself writes, and for tables without an item."""
+    ours = out.resolve()
+    for path in paths:
+        found = path.resolve()
+        if found.is_relative_to(ours / "items") or (found.parent == ours and found.name in OURS):
+            raise InputError(f"{path} is what the run writes; name another folder for its answers.")
+    sources, shards = plan(paths, shard_rows=shard_rows)
+    for source in sources:
+        missing = [name for name in task.columns_needed if name not in source.columns]
+        if source.format != "jsonl" and missing:
+            has = ", ".join(source.columns)
+            raise InputError(f"{source.path} has no column {' or '.join(missing)}; it has {has}.")
+    if limit is not None:
+        shards = [replace(one, rows=min(one.rows, limit - one.first)) for one in shards if one.first < limit]
+    if not shards:
+        raise InputError("The inputs hold no rows.")
+    return sources, shards
 
 
 def _engine(
@@ -150,7 +204,8 @@ def _engine(
         shards,
         actors=where.actors,
         threads=where.threads,
-        environment=process_environment(job.settings),
+        gpus=int(job.settings.device == "cuda"),
+        environment=process_environment(job.settings) | dict.fromkeys(SECRETS, ""),
         memory_bytes=memory_bytes,
         address=where.address,
     )
@@ -160,11 +215,15 @@ def _engine(
 def _alone_in(out: Path) -> Iterator[None]:
     """Two runs in one folder would undo each other's work."""
     (out / "items").mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / ".lock")
     try:
-        with FileLock(out / ".lock", blocking=False):
-            yield
+        lock.acquire(blocking=False)
     except Timeout:
         raise RunError(f"Another run is at work in {out}.") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _begin_or_resume(out: Path, asked: Mapping[str, object]) -> None:
@@ -177,28 +236,46 @@ def _begin_or_resume(out: Path, asked: Mapping[str, object]) -> None:
         before = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         raise RunError(f"{out / 'items'} holds files, and no run.json says of what.") from None
-    except ValueError:
-        raise RunError(f"{path} is not what a run writes.") from None
+    except (ValueError, IsADirectoryError):
+        before = None
+    if not isinstance(before, dict):
+        raise RunError(f"{path} is not what a run writes.")
     now = orjson.loads(orjson.dumps(asked))
     if others := [name for name in now if before.get(name) != now[name]]:
         detail = f"{out} holds a run of other {' and '.join(others)}"
         raise RunError(f"{detail}: {path} says which. Name another folder for this one.")
 
 
-def _done_before(out: Path, shards: Sequence[Shard]) -> list[Done]:
-    """What the finished files of answers say; what was left half-written is removed."""
+def _remove_unfinished(out: Path) -> None:
     for left in (out / "items").glob(f"{TEMPORARY}*"):
         left.unlink(missing_ok=True)
-    paths = (part_path(out / "items", shard.index) for shard in shards)
-    return [_finished(path) for path in paths if path.is_file()]
 
 
-def _finished(path: Path) -> Done:
+def _done_before(out: Path, shards: Sequence[Shard], run: str) -> list[Done]:
+    """What the finished files of answers say; what was left half-written is removed."""
+    _remove_unfinished(out)
+    planned = {part_path(out / "items", shard.index): shard for shard in shards}
+    return [_finished(path, planned.get(path), run) for path in sorted((out / "items").glob("part-*"))]
+
+
+def _finished(path: Path, shard: Shard | None, run: str) -> Done:
     try:
-        return without_state(read_done(path))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        detail = f"{path} is damaged, or not what a run writes"
-        raise RunError(f"{detail}; once it is removed the same command goes on.") from error
+        done = read_done(path)
+        if shard is not None and (done.run, done.shard, done.rows) == (run, shard.index, shard.rows):
+            return done
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    detail = f"{path} is damaged, or not of this run"
+    raise RunError(f"{detail}; once it is removed the same command goes on.")
+
+
+class _Lines(io.TextIOBase):
+    """What a bar says where nobody watches it: lines of a log, instead of one that is written over and over."""
+
+    def write(self, text: str) -> int:
+        if said := text.strip():
+            print(said, file=sys.stderr)
+        return len(text)
 
 
 class _Progress:
@@ -211,12 +288,14 @@ class _Progress:
     def __init__(self, out: Path, rows: int, before: Sequence[Done], *, fail_fast: bool) -> None:
         self._path, self._fail_fast = out / "errors.jsonl", fail_fast
         self._faults: dict[int, Sequence[Mapping[str, Any]]] = {}  # by shard
-        self._written = -math.inf
+        self._told = 0  # of them
+        self._written, self._changed = -math.inf, True
         self._model: Mapping[str, Any] | None = None
         self._bar = tqdm(
             total=rows,
             initial=sum(done.rows for done in before),
             unit=" items",
+            file=sys.stderr if sys.stderr.isatty() else _Lines(),
             mininterval=0.1 if sys.stderr.isatty() else QUIET_SECONDS,
         )
 
@@ -225,6 +304,7 @@ class _Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+        self._changed = True
         self._write_errors()
 
     def tell(self, done: Done) -> None:
@@ -245,13 +325,17 @@ class _Progress:
         if not done.faults:
             return
         self._faults[done.shard] = done.faults
-        self._bar.set_postfix(errors=sum(map(len, self._faults.values())))
+        self._told += len(done.faults)
+        self._changed = True
+        self._bar.set_postfix(errors=self._told, refresh=False)
         if self._fail_fast:
             first = done.faults[0]
             raise BadRowError(f"{first['file']}:{first['line']}: {first['code']}: {first['detail']}")
 
     def _write_errors(self) -> None:
-        self._written = time.monotonic()
+        if not self._changed:
+            return
+        self._written, self._changed = time.monotonic(), False
         lines = [orjson.dumps(one) + b"\n" for shard in sorted(self._faults) for one in self._faults[shard]]
         write(self._path, b"".join(lines))
 
@@ -262,7 +346,7 @@ def _sum_up(task: Task, out: Path, shards: Sequence[int], whole: Whole) -> str |
     def parts() -> Iterator[Part]:
         for shard in shards:
             path = part_path(out / "items", shard)
-            yield Part(path, read_done(path).state)
+            yield Part(path, functools.partial(read_state, path))
 
     path = out / "summary.json"
     path.unlink(missing_ok=True)  # that of a call before may have had other options
@@ -277,7 +361,10 @@ def _sum_up(task: Task, out: Path, shards: Sequence[int], whole: Whole) -> str |
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file that is whole whenever it is there."""
+    """Write a file that is whole whenever it is there, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

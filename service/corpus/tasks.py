@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from attention_core.coreference import Reading, ask
@@ -38,10 +38,14 @@ Record = dict[str, object]
 
 
 def _named(value: object) -> object:
-    return str(value) if type(value) is int else value
+    """Files often number their rows, and tables that have gaps write whole numbers as 1.0."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return str(value) if type(value) in (int, float) else value
 
 
-Id = Annotated[Name | None, BeforeValidator(_named)]  # files often number their rows
+Id = Annotated[Name | None, BeforeValidator(_named)]
+NAME = TypeAdapter[str | None](Id)
 
 
 class TextRow(Request):
@@ -60,10 +64,10 @@ class ItemRow(CoreferenceItem):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A finished file of answers: where it is, and what its `Tally` left in it."""
+    """A finished file of answers: where it is, and how to read what its `Tally` left in it."""
 
     path: Path
-    state: Mapping[str, Any]
+    state: Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +114,39 @@ class Task(ABC):
     flags: ClassVar[Mapping[str, Kind]]
     asked: ClassVar[type[BaseModel]]
     example: ClassVar[Mapping[str, Any]]  # a row that can be answered, whatever the model
+    needed: ClassVar[tuple[str, ...]] = ("text",)  # without which a row is no item
     late: ClassVar[frozenset[str]] = frozenset()
     no_summary: ClassVar[str]  # why there may be none
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        """Raises pydantic's ValidationError for options that suit no model. A default that is said counts as unsaid."""
+    def __init__(self, options: Mapping[str, Any], *, text_column: str = "text") -> None:
+        """`text_column` is what the files call the text. A default that is said counts as unsaid.
+
+        Raises pydantic's ValidationError for options that suit no model.
+        """
         defaults = {name: self.asked.model_fields[name].default for name in self.flags}
         self.options = {name: one for name, one in options.items() if one != defaults[name]}
-        self.request([self.item(self.example)])
+        self.text_column = text_column
+        self.sample = self.row.model_validate(
+            {name: _meant(one, self.cells[name]) for name, one in self.example.items()}
+        )
+        self.request([self.sample])
+
+    @property
+    def columns_read(self) -> set[str]:
+        """The columns that are looked at."""
+        return {self.text_column if name == "text" else name for name in self.cells}
+
+    @property
+    def columns_needed(self) -> list[str]:
+        """Those without which no row holds an item."""
+        return [self.text_column if name == "text" else name for name in self.needed]
+
+    def name_of(self, values: Mapping[str, Any]) -> str | None:
+        """The row's own name, if it has one that can be used."""
+        try:
+            return NAME.validate_python(values.get("id"), strict=True)
+        except ValidationError:
+            return None
 
     def item(self, values: Mapping[str, Any]) -> Any:
         """The item that a row holds; cells that are no members of one are passed over.
@@ -132,10 +161,20 @@ class Task(ABC):
             return self.item(values)
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False, include_context=True)[0]
-            return field_error(fault, self._said(values))
+            found = field_error(fault, self._said(values))
+            if fault["type"] == "model_type":
+                found = replace(
+                    found, detail="A span is expected: its text, start..end, or JSON as the API takes it."
+                )
+            return found
 
     def _said(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: _meant(value, self.cells[name]) for name, value in values.items() if name in self.cells}
+        columns = {name: self.text_column if name == "text" else name for name in self.cells}
+        return {
+            name: _meant(values[column], self.cells[name])
+            for name, column in columns.items()
+            if column in values
+        }
 
     @property
     def schema(self) -> pa.Schema:
@@ -161,7 +200,7 @@ class Task(ABC):
         """The API's request about these items."""
 
     @abstractmethod
-    def numbers(self, tokens: int, session: Session) -> int:
+    def numbers(self, item: Any, tokens: int, session: Session) -> int:
         """About how many numbers the answer about an item of so many tokens holds.
 
         Raises InvalidRequestError for heads that the model does not have.
@@ -199,11 +238,17 @@ def _meant(value: object, kind: Kind) -> object:
 
 
 def _fault_of(fault: FieldError, place: int) -> FieldError:
-    """A fault of a request's item, as one of the item: `/items/3/candidates/0` is `/candidates/0`."""
-    pointer = fault.pointer
-    if pointer.startswith(f"/texts/{place}"):
-        pointer = "/text"
-    return FieldError(pointer.removeprefix(f"/items/{place}"), fault.code, fault.detail)
+    """A fault of a request's item, as one of the item: `/items/3/candidates/0` is `/candidates/0`.
+
+    That of an option, `/queries/0`, is of no place in the item.
+    """
+    if fault.pointer.startswith(f"/texts/{place}"):
+        return replace(fault, pointer="/text")
+    inside = fault.pointer.removeprefix(f"/items/{place}")
+    if inside == fault.pointer:
+        detail = fault.detail.removeprefix(f"Text {place}: ")
+        return FieldError("", fault.code, detail[0].upper() + detail[1:])
+    return replace(fault, pointer=inside)
 
 
 def _results(answer: Mapping[str, Any]) -> Iterator[Any]:
@@ -233,12 +278,13 @@ class Attention(Task):
         """POST /v1/attention."""
         return AttentionRequest(texts=[item.text for item in items], on_error="skip", **self.options)
 
-    def numbers(self, tokens: int, session: Session) -> int:
+    def numbers(self, item: TextRow, tokens: int, session: Session) -> int:
         """Maps x queries x keys."""
         chosen = choose(session, self.options.get("layers"), self.options.get("heads"))
         aggregated = self.options.get("aggregate", "none") != "none"
         keys = min(tokens, self.options.get("top_k") or tokens)
-        return (1 if aggregated else sum(map(len, chosen.values()))) * tokens * keys
+        queries = len(self.options.get("queries") or range(tokens))
+        return (1 if aggregated else sum(map(len, chosen.values()))) * queries * keys
 
     def answers(
         self, items: Sequence[TextRow], places: Sequence[int], session: Session, tally: Tally
@@ -262,9 +308,9 @@ class Heads(Task):
     no_summary = "no text could be read"
     example = Attention.example
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self.limits = heads.limits_of(self.request([self.item(self.example)]))
+    def __init__(self, options: Mapping[str, Any], *, text_column: str = "text") -> None:
+        super().__init__(options, text_column=text_column)
+        self.limits = heads.limits_of(self.request([self.sample]))
 
     @property
     def columns(self) -> pa.Schema:
@@ -282,7 +328,7 @@ class Heads(Task):
         """POST /v1/heads."""
         return HeadsRequest(texts=[item.text for item in items], on_error="skip", **self.options)
 
-    def numbers(self, tokens: int, session: Session) -> int:
+    def numbers(self, item: TextRow, tokens: int, session: Session) -> int:
         """Heads x scores x what is said of each."""
         chosen = choose(session, self.options.get("layers"), self.options.get("heads"))
         return sum(map(len, chosen.values())) * len(SCORES) * 6
@@ -308,11 +354,11 @@ class Heads(Task):
         """What POST /v1/heads says of all texts."""
         every = self.tally()
         for part in parts():
-            every.merge(part.state)
+            every.merge(part.state())
         if not every.texts:
             return None
         warnings = every.shortness.warnings(self.limits)
-        request = self.request([self.item(self.example)])
+        request = self.request([self.sample])
         answer = heads.about(request, whole.model, every.kv_heads.__getitem__, every.pool.finish(), warnings)
         said: Any = answer["request"]
         del said["texts"]
@@ -387,11 +433,12 @@ class Coreference(Task):
     asked = EvaluationOptions
     no_summary = "no item that could be scored has a gold answer"
     example: ClassVar[Mapping[str, Any]] = {"text": "A B C", "pronoun": "C", "candidates": "A,B", "gold": 0}
+    needed = ("text", "pronoun", "candidates")
     late = frozenset(JUDGING)
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], *, text_column: str = "text") -> None:
         self.judging = EvaluationOptions(**options)
-        super().__init__(options)
+        super().__init__(options, text_column=text_column)
 
     @property
     def columns(self) -> pa.Schema:
@@ -410,9 +457,10 @@ class Coreference(Task):
         ]
         return CoreferenceRequest(items=asked, on_error="skip", **scoring)
 
-    def numbers(self, tokens: int, session: Session) -> int:
-        """Heads x what is said of each, with two candidates."""
-        return sum(map(len, coreference.choose_pairs(self.judging.heads or "all", session).values())) * 10
+    def numbers(self, item: ItemRow, tokens: int, session: Session) -> int:
+        """Heads x what is said of each, and a score for each candidate."""
+        chosen = coreference.choose_pairs(self.judging.heads or "all", session)
+        return sum(map(len, chosen.values())) * (8 + len(item.candidates))
 
     def answers(
         self, items: Sequence[ItemRow], places: Sequence[int], session: Session, tally: Tally

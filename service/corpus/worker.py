@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import logging
 import os
 import resource
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -23,7 +26,7 @@ from service.corpus import table
 from service.corpus.inputs import Reader, Shard
 from service.corpus.tasks import TASKS, Record, Tally, Task
 from service.engine import Engine, Session
-from service.errors import FieldError, InvalidRequestError, TooLargeError
+from service.errors import FieldError, InvalidRequestError, NotReadyError, TooLargeError
 from service.model import LoadedModel, load_model
 from service.schemas.attention import Input
 from service.settings import Settings
@@ -31,9 +34,10 @@ from service.settings import Settings
 log = logging.getLogger(__name__)
 
 FOOTER = b"attention-service"  # under which a file of answers tells of itself
-TEMPORARY = (
-    ".unfinished-"  # how the names of other files in the folder begin; readers of the folder pass them over
-)
+STATE = b"attention-service-state"  # and under which what the summary needs of it lies, packed
+TEMPORARY = ".unfinished-"  # how other files' names begin; readers of the folder pass such over
+INTERNAL = "internal"  # the code of an item at which the model itself failed
+SICK = 8  # items, none of which the model could answer: it is the machine that is at fault
 NUMBERS_AT_ONCE = 32_000_000  # of answers in memory, on their way into a file
 UNBOUNDED = 2**40  # in the place of limits that keep requests from each other's way: there are no others
 
@@ -44,10 +48,13 @@ class Job:
 
     The inputs' paths are taken from the folder `inputs`: a worker on another machine has another one of its own.
     A batch has at most `batch_tokens` tokens, padding included. With `fail_fast` a shard with a fault is not written.
+    Every file of answers carries the name of the `run`.
     """
 
+    run: str
     task: str
     options: Mapping[str, Any]
+    text_column: str
     settings: Settings
     inputs: Path
     items: Path
@@ -60,10 +67,10 @@ class Done:
     """What a worker says of a shard, and its file of itself.
 
     `faults` are rows without an answer: `file`, `line`, `code`, `detail`, and `id` and `pointer` if there are any.
-    `state` is for the summary, and stands in the file alone. `tokens` are those of the items read, `seconds` the time
-    that all of it took.
+    `tokens` are those of the items read, `seconds` the time that all of it took.
     """
 
+    run: str
     shard: int
     rows: int
     faults: Sequence[Mapping[str, Any]]
@@ -71,12 +78,11 @@ class Done:
     seconds: float
     peak_memory_bytes: int
     model: Mapping[str, Any]
-    state: Mapping[str, Any]
 
 
 def part_path(items: Path, shard: int) -> Path:
     """The file of a shard's answers. Under this name it is complete."""
-    return items / f"part-{shard:06}.parquet"
+    return items / f"part-{shard:08}.parquet"
 
 
 def read_done(path: Path) -> Done:
@@ -84,9 +90,11 @@ def read_done(path: Path) -> Done:
     return Done(**orjson.loads(pq.read_metadata(path).metadata[FOOTER]))
 
 
-def without_state(done: Done) -> Done:
-    """The same without what only the summary needs: of many shards that would be much to keep."""
-    return replace(done, state={})
+def read_state(path: Path) -> dict[str, Any]:
+    """What it keeps for the summary: see `Tally`."""
+    packed = pq.read_metadata(path).metadata[STATE]
+    state: dict[str, Any] = orjson.loads(zlib.decompress(base64.b64decode(packed)))
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +117,8 @@ class Worker:
 
     def __init__(self, job: Job, *, load: Callable[[Settings], LoadedModel] = load_model) -> None:
         self._job = job
-        self._task: Task = TASKS[job.task](job.options)
-        self._reader = Reader(job.inputs, columns=self._task.cells)
+        self._task: Task = TASKS[job.task](job.options, text_column=job.text_column)
+        self._reader = Reader(job.inputs, columns=self._task.columns_read)
         model = load(job.settings)
         unbounded = ("max_tokens_per_request", "max_tokens_per_evaluation", "deadline_seconds")
         limits = job.settings.model_copy(update=dict.fromkeys(unbounded, UNBOUNDED))
@@ -119,8 +127,8 @@ class Worker:
             weakref.finalize(self, close)  # nobody tells a worker which shard is its last
         while self._engine.state == "loading":
             time.sleep(0.001)
-        with self._admitted() as session:
-            self._task.answers([self._task.item(self._task.example)], [0], session, self._task.tally())
+        with self._admitted() as session, contextlib.suppress(TooLargeError):
+            self._task.answers([self._task.sample], [0], session, self._task.tally())
 
     def __call__(self, shard: Shard) -> Done:
         """Answer the shard's rows, and write the answers in the rows' order: a file has its name once it is whole."""
@@ -130,7 +138,7 @@ class Worker:
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(part_path(self._job.items, shard.index))
-        return without_state(done)
+        return done
 
     def _answer(self, shard: Shard, session: Session, file: BinaryIO) -> Done:
         started = time.perf_counter()
@@ -143,7 +151,12 @@ class Worker:
                 answers, faulty = self._answers(shard, group, session, tally)
                 writer.write_table(answers)
                 faults += faulty
+            if len(asked) >= SICK and [one["code"] for one in faults] == [INTERNAL] * len(asked):
+                raise RuntimeError(
+                    f"no item of {shard.source.path} from line {shard.line} on could be answered"
+                )
             done = Done(
+                run=self._job.run,
                 shard=shard.index,
                 rows=shard.rows,
                 faults=sorted(faults, key=lambda fault: fault["line"]),
@@ -151,9 +164,9 @@ class Worker:
                 seconds=time.perf_counter() - started,
                 peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 model=session.model.provenance,
-                state=tally.state(),
             )
-            writer.add_key_value_metadata({FOOTER: orjson.dumps(done)})
+            state = base64.b64encode(zlib.compress(orjson.dumps(tally.state())))
+            writer.add_key_value_metadata({FOOTER: orjson.dumps(done), STATE: state})
         return done
 
     def _admitted(self) -> AbstractContextManager[Session]:
@@ -166,10 +179,10 @@ class Worker:
         for place, row in enumerate(self._reader.rows(shard)):
             item = row.fault or self._task.read(row.values or {})
             if isinstance(item, FieldError):
-                faults.append(_fault(item, shard, row.line, (row.values or {}).get("id")))
+                faults.append(_fault(item, shard, row.line, self._task.name_of(row.values or {})))
             else:
                 tokens = len(session.tokenize(Input("/text", item.text), parse_special=False))
-                asked.append(_Asked(place, row.line, item, tokens, self._task.numbers(tokens, session)))
+                asked.append(_Asked(place, row.line, item, tokens, self._task.numbers(item, tokens, session)))
         return asked, faults
 
     def _answers(
@@ -196,6 +209,8 @@ class Worker:
         places = [shard.first + one.place for one in batch]
         try:
             return self._task.answers([one.item for one in batch], places, session, tally)
+        except (MemoryError, OSError, NotReadyError):
+            raise  # the machine's fault, not an item's: the shard is not done
         except Exception as error:
             if len(batch) > 1:
                 return [answer for one in batch for answer in self._ask(shard, [one], session, tally)]
@@ -213,7 +228,7 @@ class Worker:
                     log.exception(
                         "an item has no answer", extra={"file": shard.source.path, "line": batch[0].line}
                     )
-                    return [FieldError("", "internal", f"The model failed: {type(error).__name__}.")]
+                    return [FieldError("", INTERNAL, f"The model failed: {type(error).__name__}.")]
 
 
 @contextmanager
@@ -227,11 +242,11 @@ def _temporary(folder: Path) -> Iterator[BinaryIO]:
         path.unlink(missing_ok=True)
 
 
-def _fault(fault: FieldError, shard: Shard, line: int, name: object) -> dict[str, Any]:
+def _fault(fault: FieldError, shard: Shard, line: int, name: str | None) -> dict[str, Any]:
     """A row without an answer, as `errors.jsonl` tells it."""
     found: dict[str, Any] = {"file": shard.source.path, "line": line}
-    if isinstance(name, str | int):
-        found["id"] = str(name)
+    if name is not None:
+        found["id"] = name
     if fault.pointer:
         found["pointer"] = fault.pointer
     return {**found, "code": fault.code, "detail": fault.detail}

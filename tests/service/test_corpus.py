@@ -31,7 +31,7 @@ from service.corpus import run as running
 from service.corpus import worker as working
 from service.corpus.command import corpus_command
 from service.corpus.engines import EngineError
-from service.corpus.inputs import Shard
+from service.corpus.inputs import InputError, Shard
 from service.corpus.run import BadRowError, Result, RunError, Where, run
 from service.corpus.tasks import TASKS
 from service.corpus.worker import Done, Worker
@@ -93,16 +93,19 @@ def ask(
     engine: Any = "local",
     shard_rows: int = 7,
     batch_tokens: int = 97,
+    limit: int | None = None,
+    text_column: str = "text",
     fail_fast: bool = False,
 ) -> Result:
     return run(
-        TASKS[name](options),
+        TASKS[name](options, text_column=text_column),
         [str(one) for one in ([inputs] if isinstance(inputs, Path) else inputs)],
         out,
         settings,
         Where(engine, threads=torch.get_num_threads()),
         shard_rows=shard_rows,
         batch_tokens=batch_tokens,
+        limit=limit,
         fail_fast=fail_fast,
     )
 
@@ -724,13 +727,13 @@ def test_only_what_is_missing_is_done_again(settings: Settings, tmp_path: Path) 
     assert (first.rows, first.rows_now) == (31, 31)
     before, summed, told = state_of(out), summary(out), errors(out)
     assert len(before) == 5
-    (out / "items" / "part-000002.parquet").unlink()
+    (out / "items" / "part-00000002.parquet").unlink()
     rubbish = out / "items" / f"{working.TEMPORARY}123"
     rubbish.write_bytes(b"PAR1")
     again = ask("coreference", {}, path, out, settings)
     assert (again.rows, again.rows_now, again.faults) == (31, 7, first.faults)
     after = state_of(out)
-    assert {name for name in after if after[name] != before[name]} == {"part-000002.parquet"}
+    assert {name for name in after if after[name] != before[name]} == {"part-00000002.parquet"}
     assert not rubbish.exists()
     assert_same(summary(out), summed, within=1e-9)
     assert errors(out) == told
@@ -811,8 +814,8 @@ def test_a_crash_leaves_whole_files_and_the_run_goes_on(
             ask("coreference", {}, path, out, settings)
     assert asked == [0, 1, 2]
     assert sorted(one.name for one in (out / "items").iterdir()) == [
-        "part-000000.parquet",
-        "part-000001.parquet",
+        "part-00000000.parquet",
+        "part-00000001.parquet",
     ]
     assert len(answers(out)) + len(errors(out)) == 14
     assert not (out / "summary.json").exists()
@@ -847,10 +850,10 @@ def test_a_damaged_file_of_answers_is_named(settings: Settings, tmp_path: Path) 
     whole = parts(out)[1].read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", pa.BufferReader(b"PAR1").read()):
         parts(out)[1].write_bytes(damaged)
-        with pytest.raises(RunError, match=r"part-000001\.parquet is damaged.* once it is removed"):
+        with pytest.raises(RunError, match=r"part-00000001\.parquet is damaged.* once it is removed"):
             ask("heads", {}, path, out, settings)
     pq.write_table(pa.table({"mine": [1]}), parts(out)[1])
-    with pytest.raises(RunError, match="not what a run writes"):
+    with pytest.raises(RunError, match="not of this run"):
         ask("heads", {}, path, out, settings)
     parts(out)[1].unlink()
     assert ask("heads", {}, path, out, settings).rows_now == 2
@@ -880,10 +883,140 @@ def test_paths_are_those_that_were_given(
 def test_files_of_unknown_origin_are_left_alone(settings: Settings, tmp_path: Path) -> None:
     path, out = texts_in(tmp_path / "in.jsonl", sentences(3)), tmp_path / "out"
     (out / "items").mkdir(parents=True)
-    (out / "items" / "part-000000.parquet").write_bytes(b"mine")
+    (out / "items" / "part-00000000.parquet").write_bytes(b"mine")
     with pytest.raises(RunError, match=r"no run\.json"):
         ask("heads", {}, path, out, settings)
-    assert (out / "items" / "part-000000.parquet").read_bytes() == b"mine"
+    assert (out / "items" / "part-00000000.parquet").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("wrong", ["swapped", "copied", "of another run", "beyond the plan"])
+def test_a_file_of_answers_that_is_not_its_shard_s_is_not_taken_for_it(
+    wrong: str, settings: Settings, tmp_path: Path
+) -> None:
+    path, out = texts_in(tmp_path / "in.jsonl", sentences(15)), tmp_path / "out"
+    ask("heads", {}, path, out, settings)
+    first, second, _ = parts(out)
+    if wrong == "swapped":
+        held = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(held)
+    elif wrong == "copied":
+        second.write_bytes(first.read_bytes())
+    elif wrong == "of another run":
+        ask("heads", {}, texts_in(tmp_path / "b.jsonl", sentences(15, seed=4)), tmp_path / "b", settings)
+        second.write_bytes(parts(tmp_path / "b")[1].read_bytes())
+    else:
+        first.with_name("part-00000099.parquet").write_bytes(first.read_bytes())
+    with pytest.raises(RunError, match="not of this run"):
+        ask("heads", {}, path, out, settings)
+
+
+def test_an_input_that_changes_during_the_run_ends_it(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = texts_in(tmp_path / "in.jsonl", ["the cat"] * 20)
+    real = Worker.__call__
+
+    def meanwhile(self: Worker, shard: Any) -> Any:
+        done = real(self, shard)
+        path.write_text(path.read_text().replace("cat", "dog"))  # as many bytes and rows as before
+        return done
+
+    monkeypatch.setattr(Worker, "__call__", meanwhile)
+    with pytest.raises(EngineError, match="has changed since it was counted"):
+        ask("heads", {}, path, tmp_path / "out", settings)
+    assert {row["text"] for row in answers(tmp_path / "out")} == {"the cat"}
+
+
+def test_the_first_rows_are_answered_where_no_more_are_wanted(settings: Settings, tmp_path: Path) -> None:
+    texts = sentences(20)
+    path, out = texts_in(tmp_path / "in.jsonl", texts), tmp_path / "out"
+    assert ask("heads", {}, path, out, settings, limit=9).rows == 9
+    assert [row["text"] for row in answers(out)] == texts[:9]
+    assert summary(out)["request"]["files"][0]["file"] == str(path)
+    with pytest.raises(RunError, match="other rows"):
+        ask("heads", {}, path, out, settings)
+
+
+def test_the_text_may_have_another_name(settings: Settings, tmp_path: Path) -> None:
+    rows = [{"sentence": text, "text": "not this"} for text in ("the cat", "a mat")]
+    pd.DataFrame(rows).to_parquet(tmp_path / "in.parquet")
+    write_lines(tmp_path / "in.jsonl", [*rows, {"text": "no sentence"}])
+    for file in ("in.parquet", "in.jsonl"):
+        out = tmp_path / file.replace(".", "-")
+        ask("attention", {}, tmp_path / file, out, settings, text_column="sentence")
+        assert [row["text"] for row in answers(out)] == ["the cat", "a mat"]
+    (fault,) = errors(tmp_path / "in-jsonl")
+    assert (fault["line"], fault["pointer"], fault["code"]) == (3, "/text", "missing_field")
+
+
+def test_a_table_without_the_columns_is_refused_before_anything_runs(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_work(monkeypatch)
+    table = pd.DataFrame({"sentence": ["the cat"], "pronoun": ["cat"]})
+    table.to_csv(tmp_path / "in.csv", index=False)
+    table.to_parquet(tmp_path / "in.parquet")
+    for file in ("in.csv", "in.parquet"):
+        with pytest.raises(InputError, match=r"has no column text; it has sentence, pronoun\.$"):
+            ask("heads", {}, tmp_path / file, tmp_path / "out", settings)
+        with pytest.raises(InputError, match="has no column text or candidates; it has"):
+            ask("coreference", {}, tmp_path / file, tmp_path / "out", settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_run_writes_is_not_its_own_input(settings: Settings, tmp_path: Path) -> None:
+    texts_in(tmp_path / "in.jsonl", ["the cat", " "])
+    ask("heads", {}, tmp_path / "in.jsonl", tmp_path, settings)
+    with pytest.raises(InputError, match=r"errors\.jsonl is what the run writes"):
+        ask("heads", {}, Path(f"{tmp_path}/*.jsonl"), tmp_path, settings)
+    with pytest.raises(InputError, match=r"\.parquet is what the run writes"):
+        ask("heads", {}, Path(f"{tmp_path}/**/*.parquet"), tmp_path, settings)
+
+
+def test_other_limits_on_items_are_another_run(settings: Settings, tmp_path: Path) -> None:
+    path, out = texts_in(tmp_path / "in.jsonl", sentences(3)), tmp_path / "out"
+    ask("heads", {}, path, out, settings.model_copy(update={"max_tokens_per_text": 5}))
+    with pytest.raises(RunError, match="other limits"):
+        ask("heads", {}, path, out, settings)
+
+
+def test_names_that_are_numbers_are_kept_as_texts(settings: Settings, tmp_path: Path) -> None:
+    names = [1, None, 3.0, 2.5]  # a gap makes pandas write 1.0
+    table = pd.DataFrame({"text": ["the cat"] * 4, "id": names})
+    table.to_parquet(tmp_path / "in.parquet")
+    ask("heads", {}, tmp_path / "in.parquet", tmp_path / "out", settings)
+    assert [row["id"] for row in answers(tmp_path / "out")] == ["1", None, "3", "2.5"]
+
+
+def test_a_machine_that_can_answer_nothing_ends_the_run_instead_of_its_items(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = texts_in(tmp_path / "in.jsonl", sentences(20)), tmp_path / "out"
+
+    def failing(request: Any, session: Any) -> Any:
+        if len(request.texts) > 1 or request.texts[0] != "A B":
+            raise RuntimeError("out of memory")
+        return real(request, session)
+
+    real = sys.modules["service.jobs.heads"].each  # type: ignore[attr-defined]
+    monkeypatch.setattr("service.jobs.heads.each", failing)
+    with pytest.raises(EngineError, match=r"no item of .* from line 1 on could be answered"):
+        ask("heads", {}, path, out, settings, shard_rows=10)
+    assert parts(out) == []
+
+
+def test_small_inputs_are_cut_into_shards_for_several_workers(settings: Settings, tmp_path: Path) -> None:
+    path = texts_in(tmp_path / "in.jsonl", sentences(40, most=3))
+    run(
+        TASKS["heads"]({}),
+        [str(path)],
+        tmp_path / "out",
+        settings,
+        Where("local", threads=torch.get_num_threads()),
+        batch_tokens=97,
+    )
+    assert [pq.read_metadata(part).num_rows for part in parts(tmp_path / "out")] == [16, 16, 8]
 
 
 # Failing fast
@@ -901,7 +1034,7 @@ def test_fail_fast_ends_at_the_first_bad_row_and_tells_it(
         printed = capfd.readouterr().err
         assert f"\nattention-service: {path}:8: wrong_type: Input should be a valid string.\n" in printed
         assert "Traceback" not in printed
-        assert [one.name for one in parts(out)] == ["part-000000.parquet", "part-000001.parquet"]
+        assert [one.name for one in parts(out)] == ["part-00000000.parquet", "part-00000001.parquet"]
         assert [one["line"] for one in errors(out)] == [8]
         assert not (out / "summary.json").exists()
     mended = write_lines(tmp_path / "mended.jsonl", [*rows[:7], {"text": "the cat"}, *rows[8:]])
@@ -1065,7 +1198,7 @@ def test_the_report_says_what_was_done_and_where_it_is(
     assert command("corpus", "heads", path, "--out", out, "--engine", "local") == 0
     printed = capfd.readouterr()
     assert f"2 of 3 rows have an answer in {out / 'items'}" in printed.out
-    assert f"1 without: {out / 'errors.jsonl'} says why" in printed.out
+    assert f"1 without: 1 empty_text; see {out / 'errors.jsonl'}" in printed.out
     assert str(out / "summary.json") in printed.out
     assert "a second" in printed.err
     assert command("corpus", "heads", path, "--out", out, "--engine", "local") == 0
@@ -1182,8 +1315,8 @@ def test_others_can_read_what_a_run_writes(settings: Settings, tmp_path: Path) -
         os.umask(before)
     written = [one for one in out.rglob("*") if one.is_file() and one.name != ".lock"]
     assert {one.name for one in written} == {
-        "part-000000.parquet",
-        "part-000001.parquet",
+        "part-00000000.parquet",
+        "part-00000001.parquet",
         "errors.jsonl",
         "summary.json",
         "run.json",

@@ -679,7 +679,8 @@ def test_a_file_that_has_changed_since_the_plan_is_told(write: Write, tmp_path: 
 def test_a_source_is_the_same_for_the_same_bytes(write: Write) -> None:
     path = write("rows.jsonl", b'{"a": 1}\n')
     digest = hashlib.sha256(b'{"a": 1}\n').hexdigest()
-    assert plan([path], shard_rows=3)[0] == [Source(str(path), "jsonl", digest, 1, ())]
+    stamp = (path.stat().st_size, path.stat().st_mtime_ns)
+    assert plan([path], shard_rows=3)[0] == [Source(str(path), "jsonl", digest, 1, (), stamp)]
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
