@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from service.reproduce import reproduce_command
 
             return reproduce_command(settings, options.out)
+        case other:
+            raise AssertionError(f"{other} is no command, and argparse lets none through")
 
 
 def _settings() -> Settings | None:

@@ -126,7 +126,7 @@ class Task(ABC):
         defaults = {name: self.asked.model_fields[name].default for name in self.flags}
         self.options = {name: one for name, one in options.items() if one != defaults[name]}
         self.text_column = text_column
-        self.sample = self.row.model_validate(
+        self.sample: Any = self.row.model_validate(
             {name: _meant(one, self.cells[name]) for name, one in self.example.items()}
         )
         self.request([self.sample])
