@@ -667,8 +667,7 @@ def test_a_file_that_has_changed_since_the_plan_is_told(write: Write, tmp_path: 
     parquet(table, pa.table({"a": [1]}))
     zipped.write_bytes(gzip.compress(b"a\n1\n2\n"))
     with Reader() as reader:
-        assert len(reader.rows(shards[0])) == 3
-        for shard in shards[1:]:
+        for shard in shards:  # also those whose own bytes are as before
             with pytest.raises(InputError, match="has changed since it was counted"):
                 reader.rows(shard)
         text.unlink()
