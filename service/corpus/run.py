@@ -32,10 +32,8 @@ from service.weights import locate
 
 WORKER_MEMORY = 1.25  # of the weights, while they are loaded
 WORKER_EXTRA_BYTES = 512 << 20  # of Python, torch, and the answers of a shard
-LIMITS = (
-    "max_tokens_per_text",
-    "max_response_elements_compact",
-)  # of an item; those of requests do not matter
+# Of an item; those that keep requests apart do not matter here
+LIMITS = ("max_tokens_per_text", "max_response_elements_compact")
 OURS = ("errors.jsonl", "summary.json", "run.json")
 SECRETS = (variable("api_keys"), variable("signing_key"))
 ERRORS_SECONDS = 5.0  # from one writing of errors.jsonl to the next: each writes all of it
@@ -111,47 +109,28 @@ def run(
         "rows": limit,
         "shard_rows": shard_rows,
     }
-    # On Ray a GPU is asked for by name: every actor that finds one by itself would take the same
-    on_cpus = where.engine == "ray" and settings.device == "auto"
     name = hashlib.sha256(orjson.dumps(asked)).hexdigest()
+    rows = sum(shard.rows for shard in shards)
     with _alone_in(out):
         _begin_or_resume(out, asked)
         before = _done_before(out, shards, name)
         done_before = {done.shard for done in before}
         left = [shard for shard in shards if shard.index not in done_before]
-        # Workers need no keys
-        of_workers = settings.model_copy(
-            update={
-                "api_keys": (),
-                "signing_key": None,
-                "threads": where.threads,
-                "device": "cpu" if on_cpus else settings.device,
-            }
-        )
-        job = Job(
-            run=name,
-            task=task.name,
-            options=task.options,
-            text_column=task.text_column,
-            settings=of_workers,
-            inputs=Path.cwd(),
-            items=out.absolute() / "items",
-            batch_tokens=batch_tokens,
-            fail_fast=fail_fast,
-        )
-        now: list[Done] = []
-        rows = sum(shard.rows for shard in shards)
+        job = _job(name, task, settings, where, out, batch_tokens=batch_tokens, fail_fast=fail_fast)
         memory_bytes = int(WORKER_MEMORY * loaded_bytes(files, settings.dtype)) + WORKER_EXTRA_BYTES
-        with (
-            _Progress(out, rows, before, fail_fast=fail_fast) as progress,
-            contextlib.closing(_engine(where, job, left, memory_bytes)) as engine,
-        ):
-            for done in before:
-                progress.take(done)
-            for done in engine:
-                now.append(done)
-                progress.tell(done)
-        _remove_unfinished(out)
+        now: list[Done] = []
+        try:
+            with (
+                _Progress(out, rows, before, fail_fast=fail_fast) as progress,
+                contextlib.closing(_engine(where, job, left, memory_bytes)) as engine,
+            ):
+                for done in before:
+                    progress.take(done)
+                for done in engine:
+                    now.append(done)
+                    progress.tell(done)
+        finally:
+            _remove_unfinished(out)
         every = sorted((*before, *now), key=lambda done: done.shard)
         whole = Whole(
             model=every[0].model,
@@ -191,6 +170,33 @@ def _planned(
     if not shards:
         raise InputError("The inputs hold no rows.")
     return sources, shards
+
+
+def _job(
+    name: str,
+    task: Task,
+    settings: Settings,
+    where: Where,
+    out: Path,
+    *,
+    batch_tokens: int,
+    fail_fast: bool,
+) -> Job:
+    changes = {"api_keys": (), "signing_key": None, "threads": where.threads}  # workers need no keys
+    if where.engine == "ray" and settings.device == "auto":
+        # A GPU is asked for by name there: every actor that found one by itself would take the same
+        changes["device"] = "cpu"
+    return Job(
+        run=name,
+        task=task.name,
+        options=task.options,
+        text_column=task.text_column,
+        settings=settings.model_copy(update=changes),
+        inputs=Path.cwd(),
+        items=out.absolute() / "items",
+        batch_tokens=batch_tokens,
+        fail_fast=fail_fast,
+    )
 
 
 def _engine(
