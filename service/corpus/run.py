@@ -182,7 +182,11 @@ def _job(
     batch_tokens: int,
     fail_fast: bool,
 ) -> Job:
-    changes = {"api_keys": (), "signing_key": None, "threads": where.threads}  # workers need no keys
+    changes: dict[str, Any] = {
+        "api_keys": (),
+        "signing_key": None,
+        "threads": where.threads,
+    }  # workers need no keys
     if where.engine == "ray" and settings.device == "auto":
         # A GPU is asked for by name there: every actor that found one by itself would take the same
         changes["device"] = "cpu"
