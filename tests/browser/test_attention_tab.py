@@ -197,7 +197,8 @@ def test_a_head_that_is_clicked_shows_its_map_and_its_scores(open_page: OpenPage
         for place, key in ((0, "score"), (2, "baseline"), (3, "excess")):
             value = head["scores"][name][key]
             shown = None if numbers[place] is None else float(numbers[place])
-            assert shown == (None if value is None else pytest.approx(value, abs=1e-12))
+            # The page asked for all heads, whose float32 products are summed in another order than this one's
+            assert shown == (None if value is None else pytest.approx(value, abs=2e-6))
     assert "layer=8&head=7" in page.url
     before = page.evaluate("history.length")
     cell(page, "L3H2").click()
